@@ -92,7 +92,7 @@ def test_celery_must_be_there_where_it_is_named(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_celery_needs_an_application(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.contrib.django.dispatch.has_celery", lambda: False)
+    monkeypatch.setattr("relaybox.contrib.django.conf.has_celery", lambda: False)
     assert [code for code, _ in found({"DISPATCH": "celery"})] == ["W006"]
     assert found({"DISPATCH": "auto"}) == []
 

@@ -18,8 +18,9 @@ from django.test import AsyncClient, Client, override_settings
 from django.utils import timezone
 
 from relaybox import Event
-from relaybox.contrib.django import dispatch, emit_event, tasks
 from relaybox.contrib.django import drain as draining
+from relaybox.contrib.django import emit as emitting
+from relaybox.contrib.django import emit_event, tasks
 from relaybox.contrib.django.drain import Drained, drain
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.tasks import deliver_outbox_events_task
@@ -38,7 +39,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
     """The alias and the rows for ``memory`` that were told of, instead of telling them."""
     calls: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
-        dispatch, "tell", lambda using, rows: calls.append((using, [normal(row) for row in rows["memory"]]))
+        emitting, "tell", lambda using, rows: calls.append((using, [normal(row) for row in rows["memory"]]))
     )
     return calls
 
@@ -96,7 +97,7 @@ def test_many_savepoints_cost_no_more_each(using: str, told: list[Any]) -> None:
         for number in range(20):
             with transaction.atomic(using=using):
                 emit(using, number)
-        hooks = [hook for hook in connections[using].run_on_commit if isinstance(hook[1], dispatch.Dispatch)]
+        hooks = [hook for hook in connections[using].run_on_commit if isinstance(hook[1], emitting.Dispatch)]
         assert len({id(hook[1]) for hook in hooks}) == 1
 
     assert len(told) == 1

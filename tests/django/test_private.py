@@ -60,7 +60,7 @@ def test_asgiref_says_which_thread_waits_for_a_loop() -> None:
     async def look() -> object:
         return private.waiting_thread(asyncio.get_running_loop())
 
-    with needed_for("a time limit that interrupts a drain has its work end first (sync._Entered)"):
+    with needed_for("a time limit that interrupts a drain has its work end first (store._Entered)"):
         assert callable(async_to_sync(look)().run_until_future)
 
 
@@ -76,7 +76,7 @@ def test_django_says_which_transaction_is_a_tests() -> None:
 def test_django_says_that_tests_run() -> None:
     from django.test import utils
 
-    with needed_for("nobody is told of a commit in tests (dispatch.rings); else relays of others are woken"):
+    with needed_for("nobody is told of a commit in tests (conf.OutboxSettings.rings)"):
         assert private.in_tests()
         with mock.patch.object(utils, "_TestState", object()):
             assert not private.in_tests()

@@ -41,12 +41,12 @@ def upgrade(
     Offline (``alembic upgrade --sql``) there is no database to ask, and every version up to it is printed
     that comes ``after`` the one of the revisions before.
     """
-    outbox = _outbox(op, schema, prefix)
-    applied = after if op.get_context().as_sql else _recorded(op, outbox)
+    outbox, offline = _outbox(op, schema, prefix), op.get_context().as_sql
+    applied = after if offline else _recorded(op, outbox)
     last = NEWEST if version is None else version
     pending = [migration for migration in MIGRATIONS if applied < migration.number <= last]
     statements = [statement for migration in pending for statement in migration.statements(outbox)]
-    if statements and not _has_schema(op, schema):
+    if statements and (offline or not sa.inspect(op.get_bind()).has_schema(schema)):
         statements = [*create_schema(outbox), *statements]
     _execute(op, statements)
 
@@ -99,10 +99,6 @@ def _recorded(op: Any, outbox: Outbox) -> int:
     if not sa.inspect(op.get_bind()).has_table(table.name, schema=table.schema):
         return 0
     return op.get_bind().scalar(sa.select(sa.func.max(table.c.version))) or 0
-
-
-def _has_schema(op: Any, schema: str | None) -> bool:
-    return not op.get_context().as_sql and bool(sa.inspect(op.get_bind()).has_schema(schema))
 
 
 def _execute(op: Any, statements: list[str]) -> None:

@@ -59,7 +59,10 @@ class Receiver(Consumer):
             given = await self._answer(scope, receive)
         except _Gone:
             return
-        await _send(given, send)
+        headers = {**given.headers, "content-length": str(len(given.body))} if given.body else given.headers
+        lines = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
+        await send({"type": "http.response.start", "status": given.status, "headers": lines})
+        await send({"type": "http.response.body", "body": given.body})
 
     async def _answer(self, scope: Scope, receive: Receive) -> Answer:
         try:
@@ -85,10 +88,3 @@ class Receiver(Consumer):
                 raise self._webhooks.too_large()
             if not message.get("more_body", False):
                 return b"".join(chunks)
-
-
-async def _send(given: Answer, send: Send) -> None:
-    headers = {**given.headers, "content-length": str(len(given.body))} if given.body else given.headers
-    lines = [(name.encode("latin-1"), text.encode("latin-1")) for name, text in headers.items()]
-    await send({"type": "http.response.start", "status": given.status, "headers": lines})
-    await send({"type": "http.response.body", "body": given.body})

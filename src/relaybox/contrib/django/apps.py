@@ -5,6 +5,7 @@ from __future__ import annotations
 from django.apps import AppConfig
 from django.core.signals import setting_changed
 from django.db.models.signals import pre_migrate
+from django.utils.module_loading import autodiscover_modules
 
 
 class RelayboxConfig(AppConfig):  # type: ignore[misc]
@@ -18,9 +19,7 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
     def ready(self) -> None:
         """Register the checks, and find the handlers of every app."""
         from relaybox.contrib.django import checks  # noqa: F401
-        from relaybox.contrib.django.conf import forget_changed
-        from relaybox.contrib.django.dispatch import deliverer
-        from relaybox.contrib.django.handlers import autodiscover
+        from relaybox.contrib.django.conf import deliverer, forget
         from relaybox.contrib.django.tables import create_tables_without_migrations
         from relaybox.core.commands import Program
 
@@ -30,6 +29,6 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
         Program.route = "add {!r}: ['…'] to OUTBOX['ROUTES']"
         Program.unrouted, Program.max_payload = "OUTBOX['UNROUTED'] = 'store'", "OUTBOX['MAX_PAYLOAD']"
         Program.deliverer = staticmethod(deliverer)  # type: ignore[method-assign]
-        setting_changed.connect(forget_changed, dispatch_uid="relaybox")
+        setting_changed.connect(forget, dispatch_uid="relaybox")
         pre_migrate.connect(create_tables_without_migrations, sender=self, dispatch_uid="relaybox")
-        autodiscover()
+        autodiscover_modules("outbox_handlers")

@@ -7,7 +7,8 @@ app.conf.beat_schedule |= beat_schedule()                 # or in celery.py
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from django.apps import apps
@@ -31,8 +32,10 @@ def beat_schedule(outbox: Mapping[str, Any] | None = None) -> dict[str, dict[str
     """
     settings = get_settings() if outbox is None else parse(outbox)
     queue = {} if settings.QUEUE is None else {"queue": settings.QUEUE}
-    every = {"relaybox-deliver": (DELIVER, settings.SWEEP_INTERVAL)}
-    every["relaybox-clean-up"] = (CLEAN_UP, CLEAN_UP_INTERVAL)
+    every = {
+        "relaybox-deliver": (DELIVER, settings.SWEEP_INTERVAL),
+        "relaybox-clean-up": (CLEAN_UP, CLEAN_UP_INTERVAL),
+    }
     return {
         name: {"task": task, "schedule": seconds, "options": {"expires": seconds, **queue}}
         for name, (task, seconds) in every.items()
@@ -45,21 +48,16 @@ def register() -> dict[str, float]:
     What is there under these names is brought up to date, but stays switched off where somebody did that.
     """
     schedule = beat_schedule()
-    models = _models()
-    try:
+    with _models() as models:
         for name, entry in schedule.items():
             models.PeriodicTask.objects.update_or_create(name=name, defaults=_columns(entry, models))
-    except Error as error:
-        raise _no_tables(error) from error
     return {name: entry["schedule"] for name, entry in schedule.items()}
 
 
 def unregister() -> int:
     """Take the schedule out of django-celery-beat's tables; how many entries that was."""
-    try:
-        _, removed = _models().PeriodicTask.objects.filter(name__in=list(beat_schedule())).delete()
-    except Error as error:
-        raise _no_tables(error) from error
+    with _models() as models:
+        _, removed = models.PeriodicTask.objects.filter(name__in=list(beat_schedule())).delete()
     return int(removed.get("django_celery_beat.PeriodicTask", 0))
 
 
@@ -69,18 +67,19 @@ def _columns(entry: Mapping[str, Any], models: Any) -> dict[str, Any]:
     period = models.IntervalSchedule.SECONDS if whole else models.IntervalSchedule.MICROSECONDS
     interval = {"every": int(seconds if whole else seconds * 1_000_000), "period": period}
     found = models.IntervalSchedule.objects.filter(**interval).first()
-    others = dict.fromkeys(("crontab", "solar", "clocked", "expires"))
     return {
         "task": entry["task"],
         "interval": found or models.IntervalSchedule.objects.create(**interval),
         "queue": options.get("queue"),
         "expire_seconds": math.ceil(options["expires"]),
         "description": "Made by `manage.py outbox schedule`.",
-        **others,
+        **dict.fromkeys(("crontab", "solar", "clocked", "expires")),
     }
 
 
-def _models() -> Any:
+@contextmanager
+def _models() -> Iterator[Any]:
+    """Yield django-celery-beat's models. Raise ``ConfigError`` if the app or its tables are missing."""
     if not apps.is_installed("django_celery_beat"):
         raise ConfigError(
             "django-celery-beat is not among INSTALLED_APPS: pip install django-celery-beat, add"
@@ -89,11 +88,8 @@ def _models() -> Any:
         )
     from django_celery_beat import models
 
-    return models
-
-
-def _no_tables(error: Exception) -> ConfigError:
-    said = " ".join(str(error).split())
-    return ConfigError(
-        f"the tables of django-celery-beat: {said}; run `manage.py migrate django_celery_beat`"
-    )
+    try:
+        yield models
+    except Error as error:
+        said, fix = " ".join(str(error).split()), "run `manage.py migrate django_celery_beat`"
+        raise ConfigError(f"the tables of django-celery-beat: {said}; {fix}") from error

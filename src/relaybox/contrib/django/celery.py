@@ -61,16 +61,15 @@ class OutboxTask(Task):  # type: ignore[misc]
         if self.typing:
             self.__header__(*args, **arguments)
         _check_destination()
+        call = {
+            "task": self.name,
+            "args": [_plain(arg, f"$.args[{index}]") for index, arg in enumerate(args)],
+            "kwargs": {name: _plain(arg, f"$.kwargs.{name}") for name, arg in arguments.items()},
+            "options": {name: _plain(value, f"$.{name}") for name, value in self._options(options)},
+        }
+        event = ("celery", self.name, "celery.task", call)
         emitted = emit_event(
-            "celery",
-            self.name,
-            "celery.task",
-            {
-                "task": self.name,
-                "args": [_plain(arg, f"$.args[{index}]") for index, arg in enumerate(args)],
-                "kwargs": {name: _plain(arg, f"$.kwargs.{name}") for name, arg in arguments.items()},
-                "options": {name: _plain(value, f"$.{name}") for name, value in self._options(options)},
-            },
+            *event,
             idempotency_key=None if idempotency_key is None else f"{self.name}:{idempotency_key}",
             key=key,
             deliver_at=self._moment("eta", eta, "countdown", countdown),

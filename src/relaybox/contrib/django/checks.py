@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from typing import Any
 
@@ -16,15 +16,9 @@ from django.core.checks import CheckMessage, Error, Tags, Warning, register
 from django.db import Error as DatabaseError
 from django.db import connections
 
-from relaybox.contrib.django.conf import (
-    KEYS,
-    Configuration,
-    OutboxSettings,
-    get_configuration,
-    get_settings,
-    implicit,
-    parse,
-)
+from relaybox.contrib.django import conf
+from relaybox.contrib.django.beat import DELIVER
+from relaybox.contrib.django.conf import KEYS, Configuration, OutboxSettings, get_settings, parse
 from relaybox.contrib.django.databases import connection_of, dialect_of
 from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.contrib.django.tables import check_tables
@@ -60,14 +54,11 @@ def check_settings(**_: Any) -> list[CheckMessage]:
 
 
 def _settings() -> list[CheckMessage]:
-    errors: list[CheckMessage] = []
-    for error in _mistakes(getattr(django_settings, "OUTBOX", {})):
-        if error not in errors:
-            errors.append(error)
-    if errors:
-        return errors
+    if errors := list(_mistakes(getattr(django_settings, "OUTBOX", {}))):
+        # A mistake may be found twice; messages can be compared, not hashed.
+        return [error for index, error in enumerate(errors) if error not in errors[:index]]
     try:
-        configuration = get_configuration()
+        configuration = conf.get_configuration()
     except ConfigError as error:
         return [Error(str(error), id="relaybox.E003")]
     settings = get_settings()
@@ -80,23 +71,24 @@ def _settings() -> list[CheckMessage]:
 def _mistakes(given: Any) -> Iterator[CheckMessage]:
     """Yield an error for each mistake in ``OUTBOX``, where ``parse`` stops at the first."""
     if not isinstance(given, Mapping):
-        yield from _parsed("relaybox.E001", given)
+        yield from _tried("relaybox.E001", parse, given)
         return
     for key, value in given.items():
         if key not in KEYS:
-            yield from _parsed("relaybox.E001", {key: value})
+            yield from _tried("relaybox.E001", parse, {key: value})
         elif key in SEVERAL and isinstance(value, Mapping):
             for name, one in value.items():
-                yield from _parsed(SEVERAL[key], {key: {name: one}})
+                yield from _tried(SEVERAL[key], parse, {key: {name: one}})
         else:
-            yield from _parsed(SEVERAL.get(key, "relaybox.E002"), {key: value})
+            yield from _tried(SEVERAL.get(key, "relaybox.E002"), parse, {key: value})
     yield from _unknown_functions(given.get("HANDLERS"))
     yield from _dead_ends(given)
 
 
-def _parsed(id_: str, given: Any) -> Iterator[CheckMessage]:
+def _tried(id_: str, function: Callable[..., Any], *given: Any, **options: Any) -> Iterator[CheckMessage]:
+    """Yield an error if the function raises ``ConfigError``."""
     try:
-        parse(given)
+        function(*given, **options)
     except ConfigError as error:
         yield Error(str(error), id=id_)
 
@@ -120,13 +112,10 @@ def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
     except ConfigError:
         return
     names = [*(destinations if isinstance(destinations, Mapping) else ()), *registered]
-    names += [path for paths in functions for path in paths] + [one.name for one in implicit((), ())]
+    names += [path for paths in functions for path in paths] + [one.name for one in conf.implicit((), ())]
     known = [Destination(name, "memory:") for name in dict.fromkeys(names) if isinstance(name, str) and name]
     for route in routes:
-        try:
-            Settings(destinations=known, routes=[route])
-        except ConfigError as error:
-            yield Error(str(error), id="relaybox.E004")
+        yield from _tried("relaybox.E004", Settings, destinations=known, routes=[route])
 
 
 @register(Tags.database)  # type: ignore[untyped-decorator]
@@ -137,14 +126,12 @@ def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[Ch
     except ConfigError:
         # Told without a database.
         return []
-    found: list[CheckMessage] = []
-    for alias in settings.DATABASES:
-        if alias in (databases or ()) and alias in connections.settings:
-            found += _database(alias)
-    return found
+    wanted = [one for one in settings.DATABASES if one in (databases or ()) and one in connections.settings]
+    return [message for alias in wanted for message in _database(alias)]
 
 
 def _databases(settings: OutboxSettings) -> Iterator[CheckMessage]:
+    needs_relay = settings.DISPATCH != "none" and not settings.by_celery
     for alias in settings.DATABASES:
         try:
             connection = connection_of(alias)
@@ -156,70 +143,52 @@ def _databases(settings: OutboxSettings) -> Iterator[CheckMessage]:
             known = ", ".join(name for name, _ in OLDEST.values())
             text = f"OUTBOX: DATABASES = {alias!r}: it is on {connection.vendor}; an outbox needs {known}"
             yield Error(text, id="relaybox.E006")
-        elif connection.vendor == "sqlite" and connection.is_in_memory_db() and _needs_relay(settings):
+        elif connection.vendor == "sqlite" and connection.is_in_memory_db() and needs_relay:
             hint = "Name a file in DATABASES, or set OUTBOX['DISPATCH'] = 'none'."
             text = f"database {alias!r} is in memory, where no relay sees its events"
             yield Warning(text, hint=hint, id="relaybox.W005")
 
 
-def _needs_relay(settings: OutboxSettings) -> bool:
-    from relaybox.contrib.django.dispatch import has_celery
-
-    return settings.DISPATCH == "relay" or (settings.DISPATCH == "auto" and not has_celery())
-
-
 def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
-    from relaybox.contrib.django.dispatch import has_celery
-
     if settings.DISPATCH not in ("celery", "auto"):
         return
     if settings.DISPATCH == "celery" and find_spec("celery") is None:
         text = "OUTBOX: DISPATCH = 'celery': celery is not installed: pip install 'relaybox[celery]'"
         yield Error(text, id="relaybox.E007")
-    elif has_celery():
-        yield from _limits(settings)
-        yield from _schedule()
+    elif conf.has_celery():
+        from celery import current_app
+
+        yield from _limits(settings, current_app.conf)
+        yield from _schedule(current_app.conf)
     elif settings.DISPATCH == "celery":
         text = "OUTBOX: DISPATCH = 'celery': the project has no Celery application"
         hint = "Make one, and import it in the project's __init__.py, as Celery's documentation has it."
         yield Warning(text, hint=hint, id="relaybox.W006")
 
 
-def _schedule() -> Iterator[CheckMessage]:
-    from relaybox.contrib.django.beat import DELIVER
-
-    if _sweepless(DELIVER):
-        text = "the schedule of Celery's beat has no sweep: what is retried, or was not dispatched, stays"
-        hint = "Add **relaybox.contrib.django.beat.beat_schedule(OUTBOX) to CELERY_BEAT_SCHEDULE."
-        yield Warning(text, hint=hint, id="relaybox.W007")
-
-
-def _limits(settings: OutboxSettings) -> Iterator[CheckMessage]:
+def _limits(settings: OutboxSettings, celery: Any) -> Iterator[CheckMessage]:
     """A task that is ended in mid-delivery leaves its rows to wait until their leases run out."""
-    from celery import current_app
-
     from relaybox.contrib.django.drain import PATIENCE
 
     needed = settings.DRAIN_SECONDS + PATIENCE
     for name in ("task_time_limit", "task_soft_time_limit"):
-        limit = current_app.conf[name]
+        limit = celery[name]
         if limit is not None and limit <= needed:
             text = f"CELERY_{name.upper()} = {limit} ends the delivery task, which takes up to {needed:g} s"
             hint = "Raise it, or lower OUTBOX['DRAIN_SECONDS']."
             yield Warning(text, hint=hint, id="relaybox.W010")
 
 
-def _sweepless(task: str) -> bool:
-    """True if the schedule in the settings lacks the task; one in a database is not looked into."""
-    from celery import current_app
-
-    conf = current_app.conf
-    schedule = conf.beat_schedule or {}
-    elsewhere = "Database" in str(conf.beat_scheduler) or (
-        not schedule and apps.is_installed("django_celery_beat")
-    )
-    missing = all(one.get("task") != task for one in schedule.values())
-    return missing and not elsewhere and not conf.task_always_eager
+def _schedule(celery: Any) -> Iterator[CheckMessage]:
+    """Look for the sweep in the settings; a schedule in a database is not looked into."""
+    schedule = celery.beat_schedule or {}
+    in_database = "Database" in str(celery.beat_scheduler)
+    if in_database or (not schedule and apps.is_installed("django_celery_beat")) or celery.task_always_eager:
+        return
+    if all(one.get("task") != DELIVER for one in schedule.values()):
+        text = "the schedule of Celery's beat has no sweep: what is retried, or was not dispatched, stays"
+        hint = "Add **relaybox.contrib.django.beat.beat_schedule(OUTBOX) to CELERY_BEAT_SCHEDULE."
+        yield Warning(text, hint=hint, id="relaybox.W007")
 
 
 def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
@@ -240,16 +209,12 @@ def _destination(destination: Destination, configuration: Configuration) -> Iter
         check_address(destination)
     except ConfigError as error:
         yield Warning(str(error), id="relaybox.W002")
-    if not _is_led_to(destination.name, configuration):
+    settings = configuration.settings
+    reached = {name for route in settings.routes for name in route.to}
+    if destination.name not in reached | {one.dead_letter for one in settings.destinations}:
         text = f"destination {destination.name!r}: no route leads to it"
         hint = "Only events whose emit_event names it in destinations= go there."
         yield Warning(text, hint=hint, id="relaybox.W003")
-
-
-def _is_led_to(name: str, configuration: Configuration) -> bool:
-    settings = configuration.settings
-    dead_letters = {one.dead_letter for one in settings.destinations}
-    return name in dead_letters or any(name in route.to for route in settings.routes)
 
 
 def _database(alias: str) -> Iterable[CheckMessage]:
@@ -259,8 +224,9 @@ def _database(alias: str) -> Iterable[CheckMessage]:
         version = connection.get_database_version()
         name, oldest = OLDEST[dialect]
         if tuple(version) < oldest:
-            text = f"database {alias!r}: {name} {_dotted(version)} is too old for an outbox"
-            return [Error(text, hint=f"It needs {name} {_dotted(oldest)} or newer.", id="relaybox.E009")]
+            found, needed = (".".join(map(str, numbers)) for numbers in (version, oldest))
+            text = f"database {alias!r}: {name} {found} is too old for an outbox"
+            return [Error(text, hint=f"It needs {name} {needed} or newer.", id="relaybox.E009")]
         if "django_migrations" not in connection.introspection.table_names():
             # Nothing at all was migrated yet.
             return []
@@ -283,7 +249,3 @@ def _unrouted(alias: str) -> list[CheckMessage]:
     text = f"database {alias!r}: events wait that no route takes: {', '.join(map(repr, types))}"
     hint = "Add a route to OUTBOX['ROUTES'], or a handler; the next sweep gives them to it."
     return [Warning(text, hint=hint, id="relaybox.W009")]
-
-
-def _dotted(version: Iterable[int]) -> str:
-    return ".".join(map(str, version))

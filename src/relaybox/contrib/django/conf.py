@@ -26,6 +26,7 @@ from django.conf import settings
 from django.utils.module_loading import import_string
 
 from relaybox.contrib.django.handlers import Handler, by_path, registered
+from relaybox.contrib.django.private import in_tests
 from relaybox.core.rollout import Which, changed, is_sent
 from relaybox.core.settings import Backoff, Destination, Route, Settings
 from relaybox.core.values import (
@@ -149,16 +150,45 @@ class OutboxSettings:
     @functools.cached_property
     def destinations(self) -> tuple[Destination, ...]:
         """Return the destinations of ``DESTINATIONS``."""
+        fix = "write a dict such as {'sink': 'https://example.org/events'}"
+        for name, given in self.DESTINATIONS.items():
+            if not isinstance(given, Mapping):
+                raise wrong(f"OUTBOX: DESTINATIONS[{name!r}]", given, fix)
         return tuple(
-            Destination.from_mapping(name, self._with_defaults(name, given))
+            Destination.from_mapping(name, {**self.defaults, **given})
             for name, given in self.DESTINATIONS.items()
         )
 
-    def _with_defaults(self, name: str, given: object) -> dict[str, Any]:
-        if not isinstance(given, Mapping):
-            fix = "write a dict such as {'sink': 'https://example.org/events'}"
-            raise wrong(f"OUTBOX: DESTINATIONS[{name!r}]", given, fix)
-        return {**self.defaults, **given}
+    @property
+    def by_celery(self) -> bool:
+        """True if Celery's workers deliver."""
+        return self.DISPATCH == "celery" or (self.DISPATCH == "auto" and has_celery())
+
+    @property
+    def rings(self) -> bool:
+        """True if relays of other processes are notified of a commit.
+
+        None of them serves the databases of Django's tests, and a connection that stays open to notify one
+        would keep them from being dropped.
+        """
+        return self.DISPATCH == "relay" or not in_tests()
+
+
+def has_celery() -> bool:
+    """True if the project has a Celery application; otherwise Celery makes one up that leads nowhere."""
+    if find_spec("celery") is None:
+        return False
+    from celery import current_app
+
+    return bool(current_app.main != "default" or current_app.conf.task_always_eager)
+
+
+def deliverer() -> str | None:
+    """Return what delivers where no relay runs, in words; None if Celery does not."""
+    settings = get_settings()
+    if not settings.by_celery:
+        return None
+    return f"a Celery worker, at the latest in the next sweep (every {settings.SWEEP_INTERVAL:g} s)"
 
 
 KEYS = tuple(field.name for field in fields(OutboxSettings))
@@ -197,17 +227,14 @@ def get_configuration() -> Configuration:
 def _make(_: int) -> Configuration:
     given = get_settings()
     handlers = [*registered.values(), *by_path(given.HANDLERS)]
-    functions = {handler.name: handler.function for handler in handlers}
-    destinations = [*given.destinations, *(_destination(handler, given) for handler in handlers)]
-    routes = [*given.ROUTES, *(Route(handler.events, handler.name) for handler in handlers)]
-    for one in implicit(given.destinations, list(functions)):
-        if all(one.name != destination.name for destination in destinations):
-            options = {**given.defaults, "concurrency": one.concurrency}
-            destinations.append(Destination(one.name, one.sink, **options))
-        routes.append(Route(one.events, one.name))
-        functions |= {one.name: one.function} if one.function else {}
+    unwritten = list(implicit(given.destinations, [handler.name for handler in handlers]))
+    every = [*handlers, *unwritten]
+    written = {destination.name for destination in given.destinations}
+    new = [*handlers, *(one for one in unwritten if one.name not in written)]
+    destinations = [Destination(one.name, one.sink, **{**given.defaults, **one.options}) for one in new]
+    routes = [*given.ROUTES, *(Route(one.events, one.name) for one in every)]
     core = Settings(
-        destinations=destinations,
+        destinations=[*given.destinations, *destinations],
         routes=[_changed.get((route.events, route.to), route) for route in routes],
         unrouted=given.UNROUTED,
         notify=given.NOTIFY,
@@ -215,11 +242,8 @@ def _make(_: int) -> Configuration:
         inbox_window=given.INBOX_WINDOW,
         idempotency_window=given.IDEMPOTENCY_WINDOW,
     )
+    functions = {one.name: one.function for one in every if one.function is not None}
     return Configuration(core, functions, RowBuilder(core))
-
-
-def _destination(handler: Handler, given: OutboxSettings) -> Destination:
-    return Destination(handler.name, "handler:", **{**given.defaults, **handler.options})
 
 
 _changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
@@ -251,17 +275,15 @@ def _change(which: Which, **values: Any) -> None:
         _renew()
 
 
-def forget(**_: Any) -> None:
-    """Read the settings and the handlers again at the next use."""
-    get_settings.cache_clear()
-    _renew()
+def forget(setting: str = "", **_: Any) -> None:
+    """Read the settings and the handlers again at the next use.
 
-
-def forget_changed(setting: str = "", **_: Any) -> None:
-    """Forget everything; if ``OUTBOX`` is another one, also the changes of routes in this process."""
+    If ``OUTBOX`` is another one, also forget the changes of routes in this process.
+    """
     if setting == "OUTBOX":
         _changed.clear()
-    forget()
+    get_settings.cache_clear()
+    _renew()
 
 
 def _renew() -> None:
@@ -269,25 +291,18 @@ def _renew() -> None:
     _version = next(_versions)
 
 
-class Implicit(NamedTuple):
-    """A destination that is not written down, the events it takes, and the function it calls, if any."""
+def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Handler]:
+    """Yield the destinations that are not written down and that the project needs.
 
-    name: str
-    sink: str
-    events: str
-    function: Callable[..., Any] | None = None
-    concurrency: int = 50
-
-
-def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Implicit]:
-    """Yield those that the project needs. Raise ``ConfigError`` if one of its own has the same name."""
+    Raise ``ConfigError`` if one of its own has the same name.
+    """
     sinks = {destination.name: destination.sink for destination in written}
     if (
         find_spec("celery") is not None
         and sinks.get(CELERY, "celery:") == "celery:"
         and CELERY not in handlers
     ):
-        yield Implicit(CELERY, "celery:", "celery.task", concurrency=CONNECTIONS)
+        yield Handler(None, ("celery.task",), CELERY, {"concurrency": CONNECTIONS}, "celery:")
     if _has_backend():
         if TASKS in handlers or sinks.get(TASKS, "handler:") != "handler:":
             raise ConfigError(
@@ -295,21 +310,19 @@ def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterato
             )
         from relaybox.contrib.django.task_backend import run
 
-        yield Implicit(TASKS, "handler:", "django.task", run)
+        yield Handler(run, ("django.task",), TASKS, {})
 
 
 def _has_backend() -> bool:
     """True if the project's Django tasks go through the outbox."""
     given = getattr(settings, "TASKS", None)
     backends = given.values() if isinstance(given, Mapping) else ()
-    return any(_is_ours(backend.get("BACKEND")) for backend in backends if isinstance(backend, Mapping))
+    for path in [backend.get("BACKEND") for backend in backends if isinstance(backend, Mapping)]:
+        # Django itself reports a backend that cannot be imported.
+        with suppress(ImportError):
+            found = import_string(str(path))
+            from relaybox.contrib.django.task_backend import OutboxBackend
 
-
-def _is_ours(path: object) -> bool:
-    # Django itself reports a backend that cannot be imported.
-    with suppress(ImportError):
-        backend = import_string(str(path))
-        from relaybox.contrib.django.task_backend import OutboxBackend
-
-        return isinstance(backend, type) and issubclass(backend, OutboxBackend)
+            if isinstance(found, type) and issubclass(found, OutboxBackend):
+                return True
     return False

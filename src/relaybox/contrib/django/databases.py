@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 from urllib.parse import quote, urlencode
 from zoneinfo import ZoneInfo
 
@@ -17,8 +17,8 @@ from django.conf import settings
 from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
-from relaybox.database.drivers.translate import translated
+from relaybox.database.dialects import DIALECTS, MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
+from relaybox.database.drivers.translate import failed, translated
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps, drive
@@ -49,48 +49,44 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
     raise _unsupported(connection)
 
 
+def in_transaction(connection: BaseDatabaseWrapper) -> bool:
+    """True if a transaction is open. Raise ``TransactionFailed`` if it can only be rolled back."""
+    if connection.needs_rollback:
+        raise failed("Django")
+    return connection.in_atomic_block or not connection.get_autocommit()
+
+
 def url_of(using: str) -> str:
     """Return the URL of an alias, for a relay that opens its own connections."""
     connection = connection_of(using)
     given = connection.settings_dict
-    match connection.vendor:
-        case "postgresql":
-            return _server("postgresql", given, _postgresql(given))
-        case "mysql":
-            return _server("mysql", given, _mysql(given))
-        case "sqlite":
-            name = str(given["NAME"])
-            return "sqlite://" if connection.is_in_memory_db() else f"sqlite:///{quote(name)}"
-    raise _unsupported(connection)
-
-
-def _server(scheme: str, given: Mapping[str, Any], options: Mapping[str, Any]) -> str:
+    if connection.vendor == "sqlite":
+        return "sqlite://" if connection.is_in_memory_db() else f"sqlite:///{quote(str(given['NAME']))}"
+    if connection.vendor not in ("postgresql", "mysql"):
+        raise _unsupported(connection)
     user, password = (quote(str(given.get(part) or ""), safe="") for part in ("USER", "PASSWORD"))
     account = f"{user}:{password}@" if password else f"{user}@" if user else ""
     host = str(given.get("HOST") or "")
     place = "" if host.startswith("/") else f"[{host}]" if ":" in host else host
     port = f":{given['PORT']}" if given.get("PORT") and place else ""
+    options = _url_options(connection.vendor, given)
     query = f"?{urlencode(options, quote_via=quote)}" if options else ""
-    return f"{scheme}://{account}{place}{port}/{quote(str(given.get('NAME') or ''), safe='')}{query}"
+    name = quote(str(given.get("NAME") or ""), safe="")
+    return f"{connection.vendor}://{account}{place}{port}/{name}{query}"
 
 
-def _postgresql(given: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in given.get("OPTIONS", {}).items() if key not in _OWN}
-    if role := given.get("OPTIONS", {}).get("assume_role"):
+def _url_options(vendor: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    written, host = given.get("OPTIONS", {}), str(given.get("HOST") or "")
+    options = {key: value for key, value in written.items() if key not in _OWN}
+    if vendor == "mysql":
+        ssl = options.pop("ssl", None)
+        options |= {f"ssl_{key}": value for key, value in ssl.items()} if isinstance(ssl, Mapping) else {}
+        return {**options, "unix_socket": host} if host.startswith("/") else options
+    if role := written.get("assume_role"):
         options["options"] = f"{options.get('options', '')} -c role={role}".strip()
-    host = str(given.get("HOST") or "")
     if host.startswith("/"):
-        options["host"] = host
-        options |= {"port": given["PORT"]} if given.get("PORT") else {}
+        options |= {"host": host, "port": given["PORT"]} if given.get("PORT") else {"host": host}
     return options
-
-
-def _mysql(given: Mapping[str, Any]) -> dict[str, Any]:
-    options = {key: value for key, value in given.get("OPTIONS", {}).items() if key not in _OWN}
-    ssl = options.pop("ssl", None)
-    options |= {f"ssl_{key}": value for key, value in ssl.items()} if isinstance(ssl, Mapping) else {}
-    host = str(given.get("HOST") or "")
-    return {**options, "unix_socket": host} if host.startswith("/") else options
 
 
 def _unsupported(connection: BaseDatabaseWrapper) -> ConfigError:
@@ -104,42 +100,18 @@ def get_tables() -> Tables:
     return make_tables(sa.MetaData())
 
 
-_statements: dict[str, Statements] = {}
-
-
 def get_statements(dialect: Dialect) -> Statements:
     """Return the statements of a dialect; every backend of Django takes ``%s``."""
-    found = _statements.get(dialect.name)
-    return found or _statements.setdefault(dialect.name, Statements(get_tables(), dialect, "format"))
+    return _statements(dialect.name)
 
 
-def execute(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
-    """Execute one statement and return its rows."""
-    return _execute(connection, query.sql, query.params)
+@functools.cache
+def _statements(dialect: str) -> Statements:
+    return Statements(get_tables(), DIALECTS[dialect], "format")
 
 
-def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
-    """Execute one statement and return its rows. Raise our own error if there is one for Django's."""
-    try:
-        return execute(connection, query)
-    except Error as error:
-        ours = translated_error(error)
-        if ours is error:
-            raise
-        raise ours from error
-
-
-def run_ours(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
-    """Drive the steps on the connection. Errors are our own where there is one for Django's."""
-    return drive(steps, lambda queries: [execute_ours(connection, query) for query in queries])
-
-
-def execute_text(connection: BaseDatabaseWrapper, sql: str) -> list[Row]:
-    """Execute one statement that has no parameters; a ``%`` in it is written once."""
-    return _execute(connection, sql, None)
-
-
-def _execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | None) -> list[Row]:
+def execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | None = None) -> list[Row]:
+    """Execute one statement and return its rows; without parameters, a ``%`` in it is written once."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         rows: list[Row] = cursor.fetchall() if cursor.description else []
@@ -147,11 +119,26 @@ def _execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | 
     return rows if translate is None else [tuple(map(translate, row)) for row in rows]
 
 
-def translated_error(error: Error) -> BaseException:
-    """Return our own error if there is one for Django's, otherwise Django's."""
+def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
+    """Execute one statement and return its rows. Raise our own error if there is one for Django's."""
+    try:
+        return execute(connection, *query)
+    except Error as error:
+        raise_ours(error)
+
+
+def run_ours(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
+    """Drive the steps on the connection. Errors are our own where there is one for Django's."""
+    return drive(steps, lambda queries: [execute_ours(connection, query) for query in queries])
+
+
+def raise_ours(error: Error) -> NoReturn:
+    """Raise our own error if there is one for Django's, otherwise Django's."""
     beneath = error.__cause__ or error
     ours = translated(beneath)
-    return error if ours is beneath else ours
+    if ours is beneath:
+        raise error
+    raise ours from error
 
 
 def driver_error(error: Exception) -> Exception:

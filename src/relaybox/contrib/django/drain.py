@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 from uuid import UUID
 
 from django.db import Error, transaction
@@ -25,13 +25,12 @@ from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import connection_of, get_tables
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import SignalObserver
-from relaybox.contrib.django.store import is_busy, open_store
-from relaybox.contrib.django.sync import call, enter
+from relaybox.contrib.django.store import call, enter, is_busy, open_store
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.emit.wakes.local import Bell, LocalWake
-from relaybox.errors import PayloadError, RelayboxError
+from relaybox.errors import PayloadError
 from relaybox.operate.observers.count import Counter
 from relaybox.operate.open_relay import new_tally, open_relay
 from relaybox.relay.observer import Observer
@@ -106,17 +105,15 @@ def drain_rows(using: str, rows: Rows, *, seconds: float, patience: float = PATI
     """``drain``, of these rows only; and in the same time of those that their handlers emit."""
     if is_busy(connection_of(using)):
         return Drained(finished=False)
-    parts = [(using, part) for part in _parts(rows)]
+    longest = max(map(len, rows.values()), default=0)
+    parts = [
+        (using, {name: ids[start : start + PART] for name, ids in rows.items() if len(ids) > start})
+        for start in range(0, longest, PART)
+    ]
     if (outer := _waiting.get()) is not None:
         outer.extend(parts)
         return Drained(finished=False)
     return _drain_in_turn(parts, seconds, patience)
-
-
-def _parts(rows: Rows) -> Iterator[Rows]:
-    longest = max(map(len, rows.values()), default=0)
-    for start in range(0, longest, PART):
-        yield {name: ids[start : start + PART] for name, ids in rows.items() if len(ids) > start}
 
 
 def _drain_in_turn(
@@ -149,12 +146,7 @@ def upkeep(using: str = "default") -> Chores:
 
 
 def _drain(
-    using: str,
-    only: Rows | None,
-    seconds: float,
-    patience: float,
-    sweep: bool,
-    observers: Sequence[Observer],
+    using: str, only: Rows | None, seconds: float, patience: float, sweep: bool, observers: Sequence[Observer]
 ) -> Drained:
     signals: set[asyncio.Task[None]] = set()
 
@@ -189,6 +181,7 @@ def _tally(using: str) -> Iterator[Tally]:
     try:
         tally = idle.pop()
     except IndexError:
+        # Not asked beforehand: another thread may take the last one.
         tally = new_tally()
     try:
         yield tally
@@ -212,12 +205,10 @@ def _relay(
         wake=LocalWake(),
         only=only,
         tally=tally,
-        left_out=_tell_left_out,
+        left_out=functools.partial(
+            log.error, "nothing is sent to %s from this process, the others go on: %s"
+        ),
     )
-
-
-def _tell_left_out(name: str, error: RelayboxError) -> None:
-    log.error("nothing is sent to %s from this process, the others go on: %s", name, error)
 
 
 def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
@@ -235,14 +226,6 @@ def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
 
 sink_of: Callable[[str, Destination, Handlers], Sink] = own_sink
 """What is asked for sinks; a test puts something else here."""
-
-
-class _Line(NamedTuple):
-    """What is to be handled: the places of the next of each key, the first of them last, and what follows."""
-
-    deliveries: Sequence[Delivery]
-    heads: list[int]
-    following: dict[int, int]
 
 
 class CallersThread:
@@ -264,9 +247,10 @@ class CallersThread:
         """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
         heads, following = runs(deliveries)
-        line = _Line(deliveries, heads[::-1], following)
-        while line.heads:
-            part = asyncio.ensure_future(call(self._slice, line, progress))
+        # The next of each key; the first of them is taken from the end.
+        heads = heads[::-1]
+        while heads:
+            part = asyncio.ensure_future(call(self._slice, deliveries, heads, following, progress))
             try:
                 await asyncio.shield(part)
             finally:
@@ -279,20 +263,21 @@ class CallersThread:
     async def close(self) -> None:
         """Do nothing: nothing is held."""
 
-    def _slice(self, line: _Line, progress: Progress) -> list[tuple[int, Answer]]:
-        """Handle what is in line for a while; after one that did not arrive, the rest of its key is left."""
+    def _slice(
+        self, deliveries: Sequence[Delivery], heads: list[int], following: dict[int, int], progress: Progress
+    ) -> list[tuple[int, Answer]]:
+        """Handle the heads for a while; after one that did not arrive, the rest of its key is left."""
         end = time.monotonic() + SLICE
         inside = connection_of(self._using).in_atomic_block
         done: list[tuple[int, Answer]] = []
-        while line.heads and time.monotonic() < end:
-            at = line.heads.pop()
-            delivery = line.deliveries[at]
-            if not progress.begin(delivery):
+        while heads and time.monotonic() < end:
+            at = heads.pop()
+            if not progress.begin(deliveries[at]):
                 continue
-            answer = self._handle(delivery, inside)
+            answer = self._handle(deliveries[at], inside)
             done.append((at, answer))
-            if isinstance(answer, Delivered) and at in line.following:
-                line.heads.append(line.following[at])
+            if isinstance(answer, Delivered) and at in following:
+                heads.append(following[at])
         return done
 
     def _handle(self, delivery: Delivery, inside: bool) -> Answer:

@@ -1,5 +1,8 @@
 """Emit events inside the transaction that Django has open: by ``emit_event``, or by a model's changes.
 
+After the commit, Celery or a relay is notified, as ``OUTBOX["DISPATCH"]`` says. If that fails, the caller
+sees no error and the rows stay where they are: the next sweep, or a relay that polls, finds them.
+
 A model decorated with ``@emits`` writes the event in the transaction that changes the row; ``save()`` outside
 ``atomic()`` opens one for both. An event that cannot be written rolls the change back.
 
@@ -13,7 +16,10 @@ only that a row changed.
 from __future__ import annotations
 
 import functools
+import logging
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from datetime import datetime
 from types import EllipsisType
@@ -24,12 +30,16 @@ from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements, run_ours
-from relaybox.contrib.django.dispatch import after_commit
+from relaybox.contrib.django.databases import (
+    connection_of,
+    dialect_of,
+    get_statements,
+    in_transaction,
+    run_ours,
+)
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.translate import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write
@@ -37,6 +47,8 @@ from relaybox.errors import ConfigError, NotInTransaction, shorten
 
 if TYPE_CHECKING:
     from django.db.models import Field, Model
+
+log = logging.getLogger("relaybox.django")
 
 ModelClass = TypeVar("ModelClass", bound=type[Any])
 Key: TypeAlias = Callable[["Model"], str | None] | str | EllipsisType | None
@@ -77,19 +89,8 @@ def emit_event(
     the alias or the settings are wrong, ``SchemaError`` where the tables are missing; other errors of the
     database arrive as Django's.
     """
-    call = Call(
-        aggregate_type,
-        aggregate_id,
-        event_type,
-        payload,
-        idempotency_key,
-        key,
-        headers,
-        tenant,
-        max_attempts,
-        deliver_at,
-        destinations,
-    )
+    event = (aggregate_type, aggregate_id, event_type, payload)
+    call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
     return _emit([call], using)[0]
 
 
@@ -118,10 +119,15 @@ def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[
     connection = connection_of(using or default_alias())
     dialect = dialect_of(connection)
     builder = get_configuration().builder
-    if _in_transaction(connection):
-        return _write(connection, build(builder, calls, dialect, many), dialect)
+    inside = in_transaction(connection)
+    if not inside and get_settings().REQUIRE_ATOMIC:
+        raise NotInTransaction(
+            "no transaction is open, so the event would commit apart from the change it belongs to; write"
+            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
+            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
+        )
     emissions = build(builder, calls, dialect, many)
-    with transaction.atomic(using=connection.alias):
+    with nullcontext() if inside else transaction.atomic(using=connection.alias):
         return _write(connection, emissions, dialect)
 
 
@@ -133,36 +139,73 @@ def default_alias() -> str:
     return alias
 
 
-def _in_transaction(connection: BaseDatabaseWrapper) -> bool:
-    """True if one is open. Raise if one is required and missing, or if it can only be rolled back."""
-    if connection.needs_rollback:
-        raise failed("Django")
-    if connection.in_atomic_block or not connection.get_autocommit():
-        return True
-    if get_settings().REQUIRE_ATOMIC:
-        raise NotInTransaction(
-            "no transaction is open, so the event would commit apart from the change it belongs to; write"
-            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
-            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
-        )
-    return False
-
-
 def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], dialect: Dialect) -> list[Emitted]:
     writing = write(emissions, get_statements(dialect), dialect)
     # Some databases keep what a failed call had written; to commit that would lose an event to its own key.
     with transaction.mark_for_rollback_on_error(using=connection.alias):
         emitted = run_ours(connection, writing)
-    rows = [
-        row
-        for emission, one in zip(emissions, emitted, strict=True)
-        if not one.duplicate
-        for row in emission.rows
-        if row[2] != UNROUTED
-    ]
-    if rows:
-        after_commit(connection, [(row[2], row[0]) for row in rows])
+    written = [one for one, result in zip(emissions, emitted, strict=True) if not result.duplicate]
+    if rows := [(row[2], row[0]) for one in written for row in one.rows if row[2] != UNROUTED]:
+        after_commit(connection, rows)
     return emitted
+
+
+class Dispatch:
+    """The events of one transaction, and the hook that runs once it has committed.
+
+    An event that was emitted in a savepoint which was rolled back may be among them: its rows are not found.
+    """
+
+    def __init__(self, using: str) -> None:
+        self.using = using
+        self.rows: defaultdict[str, list[str]] = defaultdict(list)
+        self.done = False
+
+    def __call__(self) -> None:
+        """Notify Celery or a relay, once."""
+        if self.done:
+            return
+        self.done = True
+        try:
+            tell(self.using, self.rows)
+        except Exception as error:
+            log.warning(
+                "nobody could be told of %d deliveries on %s, which the next sweep will find: %s: %s",
+                sum(map(len, self.rows.values())),
+                self.using,
+                type(error).__name__,
+                error,
+            )
+
+
+def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]]) -> None:
+    """Notify Celery or a relay of these rows, destination and id, once the transaction has committed.
+
+    If none is open, that is now; for one that is managed by hand Django has no hook.
+    """
+    if not connection.in_atomic_block and not connection.get_autocommit():
+        return
+    hooks = connection.run_on_commit
+    open_ = (hook[1] for hook in reversed(hooks) if isinstance(hook[1], Dispatch) and not hook[1].done)
+    dispatch = next(open_, None) or Dispatch(connection.alias)
+    for destination, row in rows:
+        dispatch.rows[destination].append(row)
+    # A hook is dropped with the savepoint it was made in: there is one for each, and the first to run tells.
+    if not hooks or hooks[-1][:2] != (set(connection.savepoint_ids), dispatch):
+        transaction.on_commit(dispatch, using=connection.alias)
+
+
+def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
+    """Notify Celery or a relay that these rows are there, ids by destination, as ``DISPATCH`` says."""
+    settings = get_settings()
+    if settings.by_celery:
+        from relaybox.contrib.django.tasks import deliver_or_queue
+
+        deliver_or_queue(using, rows)
+    elif settings.DISPATCH != "none" and settings.rings:
+        from relaybox.contrib.django.outbox import get_outbox
+
+        get_outbox(using).wake(*rows)
 
 
 def emits(
@@ -241,13 +284,7 @@ class Changes:
             post_delete.connect(self.removed, sender=sender, weak=False, dispatch_uid=(self, "removed"))
 
     def saved(
-        self,
-        instance: Any,
-        created: bool,
-        raw: bool,
-        using: str,
-        update_fields: Iterable[str] | None = None,
-        **_: Any,
+        self, instance: Any, created: bool, raw: bool, using: str, update_fields: Any = None, **_: Any
     ) -> None:
         """Emit that a row was created or updated."""
         event_type = self.created if created else self.updated
@@ -312,21 +349,18 @@ def stored(instance: Any, using: str, update_fields: Iterable[str] | None) -> di
     if unknown:
         rows = type(instance)._base_manager.using(using).filter(pk=instance.pk)
         values |= rows.values(*(field.attname for field in unknown)).get()
-    return _plain(instance._meta.concrete_fields, values)
+    return {field.attname: _value(field, values[field.attname]) for field in instance._meta.concrete_fields}
 
 
 def loaded(instance: Any) -> dict[str, Any]:
     """Return the fields that the object has loaded, by attribute: the row is gone, so no more can be read."""
-    fields = [field for field in instance._meta.concrete_fields if field.attname in instance.__dict__]
-    return _plain(fields, {field.attname: instance.__dict__[field.attname] for field in fields})
-
-
-def _plain(fields: Iterable[Field], values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return values of the fields' own types, whatever they were assigned as."""
+    values = instance.__dict__
+    fields = [field for field in instance._meta.concrete_fields if field.attname in values]
     return {field.attname: _value(field, values[field.attname]) for field in fields}
 
 
 def _value(field: Field, value: Any) -> Any:
+    """Return a value of the field's own type, whatever it was assigned as."""
     from django.db.models import FileField
 
     if isinstance(field, FileField):

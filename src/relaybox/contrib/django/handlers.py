@@ -13,16 +13,18 @@ from relaybox.errors import ConfigError
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 
+PLAIN = "Django's transactions are synchronous; make it a plain function"
 FIX = "write the dotted path of a function, such as 'shop.handlers.on_paid'"
 
 
 class Handler(NamedTuple):
-    """A function and what it was registered with."""
+    """A function, if the sink calls one, and what it was registered with."""
 
-    function: Callable[..., Any]
+    function: Callable[..., Any] | None
     events: tuple[str, ...]
     name: str
     options: dict[str, Any]
+    sink: str = "handler:"
 
 
 registered: dict[str, Handler] = {}
@@ -40,33 +42,25 @@ def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Cal
         raise ConfigError("outbox_handler: say which events it takes, as in @outbox_handler('order.*')")
 
     def register(function: Function) -> Function:
-        add(function, events, name, options)
+        from relaybox.contrib.django.conf import forget
+
+        called = name or _path(function)
+        before = registered.get(called)
+        # The same function again, as after a reload of its module, replaces the former.
+        if before is not None and (where := _path(before.function)) != _path(function):
+            raise ConfigError(f"outbox_handler: {called!r} is the name of {where} already; give name=")
+        # Refused here, where the traceback shows the decorator.
+        if Destination(called, "handler:", **options).once and _is_async(function):
+            raise ConfigError(f"outbox_handler: {called!r}: once=True: it is an async function: {PLAIN}")
+        registered[called] = Handler(function, events, called, options)
+        forget()
         return function
 
     return register
 
 
-def add(
-    function: Callable[..., Any], events: tuple[str, ...], name: str | None, options: dict[str, Any]
-) -> None:
-    """Register a function. The same function again, as after a reload of its module, replaces the former."""
-    from relaybox.contrib.django.conf import forget
-
-    called = name or f"{function.__module__}.{function.__qualname__}"
-    before = registered.get(called)
-    if before is not None and not _same(before.function, function):
-        where = f"{before.function.__module__}.{before.function.__qualname__}"
-        raise ConfigError(f"outbox_handler: {called!r} is the name of {where} already; give name=")
-    # Refused here, where the traceback shows the decorator.
-    if Destination(called, "handler:", **options).once and _is_async(function):
-        fix = "Django's transactions are synchronous; make it a plain function"
-        raise ConfigError(f"outbox_handler: {called!r}: once=True: it is an async function: {fix}")
-    registered[called] = Handler(function, events, called, options)
-    forget()
-
-
-def _same(one: Callable[..., Any], other: Callable[..., Any]) -> bool:
-    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
+def _path(function: Any) -> str:
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 def _is_async(function: Callable[..., Any]) -> bool:
@@ -87,13 +81,6 @@ def by_path(given: Mapping[str, Sequence[str]]) -> Iterator[Handler]:
         if not callable(function) or isinstance(function, type):
             raise ConfigError(f"{setting}: it is no function; {FIX}")
         yield Handler(function, tuple(patterns), path, {})
-
-
-def autodiscover() -> None:
-    """Import ``outbox_handlers`` of every installed app that has one."""
-    from django.utils.module_loading import autodiscover_modules
-
-    autodiscover_modules("outbox_handlers")
 
 
 def with_connections(function: Callable[..., Any]) -> Callable[..., Any]:

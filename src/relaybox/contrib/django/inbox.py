@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from django.db import Error, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
-from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables, run_ours
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables, in_transaction, run_ours
+from relaybox.contrib.django.handlers import PLAIN
 from relaybox.core.settings import Settings
 from relaybox.core.values import parse_name
-from relaybox.database.drivers.translate import failed
+from relaybox.database.dialects import DIALECTS
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
@@ -42,7 +43,10 @@ def once(message_id: Any, *, consumer: str, using: str | None = None) -> Iterato
     Raises ``InvalidField``, ``NotInTransaction`` outside ``atomic()`` and ``TransactionFailed`` before
     anything reaches the database, ``SchemaError`` where the tables are missing.
     """
-    connection, key = connection_of(using or _default_alias()), key_of(consumer, message_id)
+    from relaybox.contrib.django.models import InboxMessage
+
+    connection = connection_of(using or router.db_for_write(InboxMessage))
+    key = key_of(consumer, message_id)
     first = _write(connection, functools.partial(mark, key=key))
     try:
         yield first
@@ -64,8 +68,7 @@ def only_once(
     def decorate(function: Function) -> Function:
         name = parse_name(consumer or f"{function.__module__}.{function.__qualname__}", "consumer")
         if inspect.iscoroutinefunction(function):
-            fix = "Django's transactions are synchronous; make it a plain function"
-            raise ConfigError(f"only_once: {name} is an async function: {fix}")
+            raise ConfigError(f"only_once: {name} is an async function: {PLAIN}")
 
         @functools.wraps(function)
         def called(message: Any, *args: Any, **options: Any) -> Any:
@@ -85,14 +88,14 @@ def in_atomic(using: str, settings: Settings, handlers: Handlers) -> tuple[Setti
     once = [one for one in settings.destinations if one.once]
     if not once:
         return settings, handlers
-    plain = [dataclasses.replace(one, once=False) if one.once else one for one in settings.destinations]
     marking = dict(handlers)
     for one in once:
-        # What cannot be loaded is told when its sink is opened, and holds up no other.
+        # What cannot be loaded is reported when its sink is opened, and holds up no other.
         with suppress(ConfigError):
             marking[one.name] = handler_of(one, handlers)
         if one.name in marking:
             marking[one.name] = _marking(using, one.name, marking[one.name])
+    plain = [dataclasses.replace(one, once=False) if one.once else one for one in settings.destinations]
     return dataclasses.replace(settings, destinations=plain), marking
 
 
@@ -102,8 +105,7 @@ def _marking(using: str, name: str, function: Callable[..., Any]) -> Callable[[E
     from relaybox.sinks.handler import is_async
 
     if is_async(name, function):
-        fix = "Django's transactions are synchronous; make it a plain function"
-        raise ConfigError(f"handler {name!r}: once=True: it is an async function: {fix}")
+        raise ConfigError(f"handler {name!r}: once=True: it is an async function: {PLAIN}")
     called = with_connection(function)
 
     @functools.wraps(function)
@@ -116,39 +118,25 @@ def _marking(using: str, name: str, function: Callable[..., Any]) -> Callable[[E
     return marking
 
 
-def _default_alias() -> str:
-    from relaybox.contrib.django.models import InboxMessage
-
-    alias: str = router.db_for_write(InboxMessage)
-    return alias
-
-
 def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Steps[T]]) -> T:
-    if connection.needs_rollback:
-        raise failed("Django")
-    if not connection.in_atomic_block and connection.get_autocommit():
+    if not in_transaction(connection):
         raise NotInTransaction(
             "no transaction is open, so the mark would commit apart from the work it stands for; write"
             " `with transaction.atomic():` around both"
         )
-    writing = work(_statements(dialect_of(connection).name, connection))
-    return run_ours(connection, writing)
+    return run_ours(connection, work(_statements(dialect_of(connection).name)))
 
 
-_made: dict[str, Statements] = {}
-
-
-def _statements(dialect: str, connection: BaseDatabaseWrapper) -> Statements:
-    found = _made.get(dialect)
-    return found or _made.setdefault(
-        dialect, inbox_statements(get_tables(), dialect_of(connection), "format")
-    )
+@functools.cache
+def _statements(dialect: str) -> Statements:
+    return inbox_statements(get_tables(), DIALECTS[dialect], "format")
 
 
 def _take_back(connection: BaseDatabaseWrapper, key: Key, error: BaseException) -> None:
     try:
         _write(connection, functools.partial(forget, key=key))
-    except (EmitError, Error) as failure:
-        # Where the transaction can only be rolled back, there is nothing to say.
-        if not isinstance(failure, EmitError):
-            note_left(error, key, failure)
+    except EmitError:
+        # The transaction can only be rolled back: there is nothing to say.
+        return
+    except Error as failure:
+        note_left(error, key, failure)

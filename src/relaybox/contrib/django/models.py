@@ -8,9 +8,9 @@ Django is told of the one that says most; the whole key is a ``UniqueConstraint`
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from functools import partial
 from typing import Any
-from uuid import UUID
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, models
@@ -20,7 +20,7 @@ from django.db.models.expressions import RawSQL
 from relaybox.contrib.django.databases import dialect_of
 from relaybox.contrib.django.private import read_for_writing
 from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
-from relaybox.operate.admin import NAMED, Admin, Done, Named
+from relaybox.operate.admin import NAMED, Admin, Named
 
 
 class DatabaseNow(models.Expression):  # type: ignore[misc]
@@ -107,33 +107,23 @@ class OutboxEventQuerySet(OutboxQuerySet):
 
         ``actor`` is the name that the audit records.
         """
-        from relaybox.contrib.django.dispatch import after_commit
+        from relaybox.contrib.django.emit import after_commit
         from relaybox.contrib.django.outbox import ask
 
         read_for_writing(self)
+        rows = self if self.query.is_sliced else self.failed()
+        values = rows.values_list("destination", "id", "status")
+        failed = [(destination, id_) for destination, id_, status in values if status == "failed"]
         retried = 0
-        for rows in self._failed():
-            named = Named([id_ for _, id_ in rows], exact=True)
-
-            async def work(admin: Admin, named: Named = named) -> Done:
-                return await admin.retry(named)
-
-            retried += ask(self.db, actor, work).affected
-            after_commit(connections[self.db], [(destination, str(id_)) for destination, id_ in rows])
+        # In portions of which the audit names each row.
+        for start in range(0, len(failed), NAMED):
+            portion = failed[start : start + NAMED]
+            named = Named([id_ for _, id_ in portion], exact=True)
+            retried += ask(self.db, actor, partial(Admin.retry, what=named)).affected
+            after_commit(connections[self.db], [(destination, str(id_)) for destination, id_ in portion])
         return retried
 
     retry.alters_data = True  # type: ignore[attr-defined]
-
-    def _failed(self) -> Iterator[Sequence[tuple[str, UUID]]]:
-        """Yield destinations and ids, in portions of which the audit names each row."""
-        rows = self if self.query.is_sliced else self.failed()
-        found = [
-            (destination, id_)
-            for id_, destination, status in rows.values_list("id", "destination", "status")
-            if status == "failed"
-        ]
-        for start in range(0, len(found), NAMED):
-            yield found[start : start + NAMED]
 
     def _only(self, *conditions: Q, **named: Any) -> OutboxEventQuerySet:
         found: OutboxEventQuerySet = self.filter(*conditions, **named)
@@ -151,8 +141,6 @@ class OutboxTable(models.Model):  # type: ignore[misc]
     delete = refused("delete()", GIVE_UP)
 
     class Meta:
-        """Nobody adds, changes or deletes rows by hand."""
-
         abstract = True
         default_permissions = ("view",)
 
@@ -198,8 +186,7 @@ class OutboxEvent(OutboxTable):
     objects = OutboxEventQuerySet.as_manager()
 
     class Meta(OutboxTable.Meta):
-        """No default order: with one, PostgreSQL would walk the primary key for the few pending rows."""
-
+        # No default order: with one, PostgreSQL would walk the primary key for the few pending rows.
         db_table = "outbox_event"
         verbose_name = "outbox event"
         # Ids are ordered by time.
@@ -252,8 +239,6 @@ class OutboxIdempotency(OutboxTable):
     created_at = UTCDateTimeField()
 
     class Meta(OutboxTable.Meta):
-        """The key counts for one event type."""
-
         db_table = "outbox_idempotency"
         verbose_name = "idempotency key"
         constraints = (
@@ -272,8 +257,6 @@ class OutboxAttempt(OutboxTable):
     error_message = models.TextField()
 
     class Meta(OutboxTable.Meta):
-        """Attempts are counted for each delivery."""
-
         db_table = "outbox_attempt"
         verbose_name = "failed attempt"
         constraints = (
@@ -296,8 +279,6 @@ class OutboxDestination(OutboxTable):
     updated_at = UTCDateTimeField()
 
     class Meta(OutboxTable.Meta):
-        """One row a destination."""
-
         db_table = "outbox_destination"
         verbose_name = "destination"
 
@@ -315,8 +296,6 @@ class OutboxRelay(OutboxTable):
     leads_until = UTCDateTimeField(null=True)
 
     class Meta(OutboxTable.Meta):
-        """One row a relay."""
-
         db_table = "outbox_relay"
         verbose_name = "relay"
 
@@ -330,8 +309,6 @@ class OutboxLeader(OutboxTable):
     leads_until = UTCDateTimeField()
 
     class Meta(OutboxTable.Meta):
-        """One row a task that is led."""
-
         db_table = "outbox_leader"
         verbose_name = "leader"
 
@@ -347,8 +324,6 @@ class OutboxAudit(OutboxTable):
     affected = models.IntegerField(default=0)
 
     class Meta(OutboxTable.Meta):
-        """One row an action, or a batch of a long one."""
-
         db_table = "outbox_audit"
         verbose_name = "operator's action"
         indexes = (NamedIndex(fields=["at"], name="idx_outbox_audit_at"),)
@@ -366,8 +341,6 @@ class OutboxStats(OutboxTable):
     lag = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
 
     class Meta(OutboxTable.Meta):
-        """Each relay counts for itself."""
-
         db_table = "outbox_stats"
         verbose_name = "minute of a destination"
         verbose_name_plural = "minutes of destinations"
@@ -387,8 +360,6 @@ class OutboxSample(OutboxTable):
     position = models.BigIntegerField(null=True)
 
     class Meta(OutboxTable.Meta):
-        """One row a minute and destination."""
-
         db_table = "outbox_sample"
         verbose_name = "sample of a destination"
         verbose_name_plural = "samples of destinations"
@@ -413,8 +384,6 @@ class OutboxOperation(OutboxTable):
     error = models.TextField(null=True)
 
     class Meta(OutboxTable.Meta):
-        """One row an operation."""
-
         db_table = "outbox_operation"
         verbose_name = "operation"
 
@@ -428,8 +397,6 @@ class OutboxSetting(OutboxTable):
     said_at = UTCDateTimeField()
 
     class Meta(OutboxTable.Meta):
-        """One row a destination and relay."""
-
         db_table = "outbox_setting"
         verbose_name = "setting of a destination"
         verbose_name_plural = "settings of destinations"
@@ -444,8 +411,6 @@ class InboxMessage(OutboxTable):
     processed_at = UTCDateTimeField()
 
     class Meta(OutboxTable.Meta):
-        """Each consumer remembers for itself."""
-
         db_table = "inbox_message"
         verbose_name = "processed message"
         constraints = (models.UniqueConstraint(fields=["consumer", "message_id"], name="inbox_message_pkey"),)

@@ -9,14 +9,12 @@ import functools
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, TypeVar
 
-from relaybox.contrib.django.conf import get_configuration
+from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import url_of
-from relaybox.contrib.django.dispatch import rings
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.signals import ThreadedSignals
-from relaybox.contrib.django.store import open_store
-from relaybox.contrib.django.sync import enter, enter_interruptibly
+from relaybox.contrib.django.store import enter, open_store
 from relaybox.core.settings import Settings
 from relaybox.operate.admin import Admin
 from relaybox.outbox import Outbox
@@ -43,7 +41,8 @@ class ProjectOutbox(Outbox):
 def get_outbox(using: str = "default") -> Outbox:
     """Return the outbox of an alias, with the project's destinations, routes and handlers."""
     settings, handlers = in_atomic(using, *get_configuration()[:2])
-    settings = dataclasses.replace(settings, database=url_of(using), notify=settings.notify and rings())
+    notify = settings.notify and get_settings().rings
+    settings = dataclasses.replace(settings, database=url_of(using), notify=notify)
     return _made(using, settings, tuple(handlers.items()))
 
 
@@ -66,4 +65,4 @@ def ask(using: str, actor: str, work: Callable[[Admin], Awaitable[T]], *, interr
     async def asked() -> T:
         return await work(Admin(ledger, get_configuration().settings.destinations, actor))
 
-    return enter_interruptibly(asked) if interruptibly else enter(asked)
+    return enter(asked, interruptibly=interruptibly)

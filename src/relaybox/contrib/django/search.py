@@ -22,7 +22,7 @@ from relaybox.contrib.django.databases import (
     connection_of,
     dialect_of,
     driver_error,
-    execute_text,
+    execute,
     get_statements,
     run_ours,
 )
@@ -81,7 +81,8 @@ class QuerySetRows:
 
     async def check(self) -> None:
         """Raise if an id is null."""
-        if self._field.null and await self._call(self._has_nulls):
+        nulls = self._queryset.filter(**{f"{self._id}__isnull": True})
+        if self._field.null and await self._call(nulls.exists):
             fix = "leave those rows out with filter(), or name another field with Source(id=…)"
             raise ConfigError(f"{self._source.told}: {self._id} is null in some rows; {fix}")
 
@@ -114,9 +115,8 @@ class QuerySetRows:
 
         found = await by_parts([id_ for id_ in ids if id_ in there], work)
         missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
-        if missing:
-            return found.emitted + await self._call(partial(self._emit_missing, missing, calls))
-        return found.emitted
+        more = await self._call(partial(self._emit_missing, missing, calls)) if missing else 0
+        return found.emitted + more
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of those that exist, without locks."""
@@ -137,32 +137,28 @@ class QuerySetRows:
             except Error as error:
                 beneath = driver_error(error)
                 if not is_passing(beneath):
-                    await loop.run_in_executor(self._thread, self._reconnect)
+                    await loop.run_in_executor(self._thread, self._drop_broken)
                     raise refusal(beneath) from error
                 if attempt == tries - 1:
                     raise Busy("rows, or the table,", beneath) from error
             await asyncio.sleep(PAUSE * 2**attempt)
         raise AssertionError("unreachable")
 
-    def _reconnect(self) -> None:
-        connection_of(self._using).close_if_unusable_or_obsolete()
-
-    def _has_nulls(self) -> bool:
-        return bool(self._queryset.filter(**{f"{self._id}__isnull": True}).exists())
-
     def _read(self, after: Any, size: int) -> Sequence[Item]:
         return self._items(self._after(after)[:size])
+
+    def _drop_broken(self) -> None:
+        connection_of(self._using).close_if_unusable_or_obsolete()
 
     def _emit_after(
         self, after: Any, size: int, calls: Calls, also: Also | None, wait: float
     ) -> Sequence[Item]:
         # Outside the transaction, which is to see the rows only once they are locked.
-        while ids := self._next_ids(after, size):
+        while ids := list(self._after(after).values_list(self._id, flat=True)[:size]):
             with transaction.atomic(using=self._using):
                 self._wait(wait)
                 self._lock(ids)
-                items = self._of(ids)
-                if items:
+                if items := self._of(ids):
                     self._emit(items, calls, also)
                     return items
             after = as_key(ids[-1], self._source)
@@ -182,32 +178,28 @@ class QuerySetRows:
         if connection.vendor == "mysql":
             # It locks what is between rows under no other level, and holds it from the first row on.
             self._wait(HURRIED)
-            execute_text(connection, REPEATABLE_READ)
+            execute(connection, REPEATABLE_READ)
         with transaction.atomic(using=self._using):
-            tables = connection.vendor == "postgresql"
-            if tables:
+            by_table = connection.vendor == "postgresql"
+            if by_table:
                 self._wait(PATIENT)
-                execute_text(connection, lock_tables(self._tables(connection)))
-            items = self._by_ids(ids, lock=not tables)
+                models = (self._queryset.model, *self._queryset.model._meta.get_parent_list())
+                names = dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models)
+                execute(connection, lock_tables(", ".join(names)))
+            items = self._by_ids(ids, lock=not by_table)
             there = {item.id for item in items}
             return self._write(calls(items, [id_ for id_ in ids if id_ not in there]))
-
-    def _tables(self, connection: Any) -> str:
-        """Return the tables that hold rows of the model."""
-        models = (self._queryset.model, *self._queryset.model._meta.get_parent_list())
-        return ", ".join(dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models))
 
     def _wait(self, seconds: float) -> None:
         connection = connection_of(self._using)
         if text := lock_wait(connection.vendor, seconds):
-            execute_text(connection, text)
+            execute(connection, text)
 
     def _emit(self, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
         self._wait(PATIENT)
         if also is not None:
             connection = connection_of(self._using)
-            writing = also(get_statements(dialect_of(connection)), items)
-            items = run_ours(connection, writing)
+            items = run_ours(connection, also(get_statements(dialect_of(connection)), items))
         self._write(calls(items))
 
     def _write(self, made: Sequence[Call]) -> int:
@@ -222,7 +214,7 @@ class QuerySetRows:
             # SQLite: a writer from the first statement on, which sees what others have committed by then.
             model = self._queryset.model._meta
             name, key = (connection.ops.quote_name(one) for one in (model.db_table, model.pk.column))
-            execute_text(connection, lock_file(name, key))
+            execute(connection, lock_file(name, key))
             return
         no_key = connection.features.has_select_for_no_key_update
         rows = self._queryset.model._base_manager.using(self._using).filter(**{f"{self._id}__in": ids})
@@ -253,9 +245,6 @@ class QuerySetRows:
         if after is None:
             return self._queryset
         return self._queryset.filter(**{f"{self._id}__gt": self._field.to_python(after)})
-
-    def _next_ids(self, after: Any, size: int) -> list[Any]:
-        return list(self._after(after).values_list(self._id, flat=True)[:size])
 
     def _of(self, ids: Sequence[Any]) -> list[Item]:
         return self._items(self._queryset.filter(**{f"{self._id}__in": ids}))

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -51,7 +52,7 @@ class SignalObserver(Observer):
         """Some may have failed on the spot."""
         for delivery in claim.failed:
             died = f"the relay died {delivery.crashes} times while it held this event"
-            self._tell(event_failed, delivery, error=died)
+            self._tell_of(delivery, event_failed, error=died)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Outcomes were written."""
@@ -60,23 +61,22 @@ class SignalObserver(Observer):
                 continue
             match outcome:
                 case Delivered(shadow=False):
-                    self._tell(event_delivered, delivery)
+                    self._tell_of(delivery, event_delivered)
                 case Failed(error):
-                    self._tell(event_failed, delivery, error=error)
+                    self._tell_of(delivery, event_failed, error=error)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """A circuit changed, or the destination was paused."""
         if state == "paused":
-            self._tell_receivers(destination_paused, destination=destination, reason=reason)
+            self._tell(destination_paused, destination=destination, reason=reason)
 
-    def _tell(self, signal: Signal, delivery: Delivery, **about: Any) -> None:
+    def _tell_of(self, delivery: Delivery, signal: Signal, **about: Any) -> None:
         if signal.receivers:
-            about |= {"event": event_of(delivery), "destination": delivery.destination}
-            self._tell_receivers(signal, **about)
+            self._tell(signal, event=event_of(delivery), destination=delivery.destination, **about)
 
-    def _tell_receivers(self, signal: Signal, **about: Any) -> None:
+    def _tell(self, signal: Signal, **about: Any) -> None:
         if signal.receivers:
-            self._send(lambda: _send_robust(signal, using=self._using, **about))
+            self._send(partial(_send_robust, signal, using=self._using, **about))
 
 
 class ThreadedSignals(SignalObserver):

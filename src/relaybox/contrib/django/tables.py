@@ -7,7 +7,7 @@ statements of ``relaybox migrate``.
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable
+from collections.abc import Container, Iterable, Mapping
 from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
@@ -16,6 +16,7 @@ from zoneinfo import ZoneInfo
 from django.apps import AppConfig
 from django.db import DatabaseError, Error, NotSupportedError, connections, models, router
 from django.db.migrations.loader import MigrationLoader
+from django.db.migrations.operations import CreateModel
 from django.db.migrations.operations.base import Operation
 from django.db.models.fields.json import JSONExact
 from django.db.models.lookups import Exact
@@ -126,6 +127,14 @@ class NamedIndex(models.Index):  # type: ignore[misc]
     """An index with the name it has in the database, as long as all but Oracle allow; Oracle allows 30."""
 
     max_name_length = 63
+
+
+def state_of(
+    name: str, db_table: str, verbose_name: str, fields: Mapping[str, models.Field], **options: Any
+) -> CreateModel:
+    """Return the operation that tells Django of a table, which ``CreateOutboxTables`` creates."""
+    fixed = {"db_table": db_table, "verbose_name": verbose_name, "default_permissions": ("view",)}
+    return CreateModel(name, list(fields.items()), {**fixed, **options})
 
 
 class CreateOutboxTables(Operation):  # type: ignore[misc]

@@ -64,28 +64,15 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         self.validate_task(task)
         # Made first: it refuses arguments that are not JSON.
         result = _result(task, "", args, kwargs, status=TaskResultStatus.READY, enqueued_at=timezone.now())
-        call = {
-            "task": task.module_path,
-            "args": result.args,
-            "kwargs": result.kwargs,
-            "queue": task.queue_name,
-            "backend": task.backend,
-        }
+        call = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
+        call |= {"queue": task.queue_name, "backend": task.backend}
         run_after = task.run_after
         if run_after is not None and timezone.is_naive(run_after):
             run_after = timezone.make_aware(run_after)
         using = self._using()
-        inside = connection_of(using).in_atomic_block
-        with nullcontext() if inside else transaction.atomic(using=using):
-            emitted = emit_event(
-                "task",
-                task.module_path,
-                "django.task",
-                call,
-                deliver_at=run_after,
-                destinations=[TASKS],
-                using=using,
-            )
+        with nullcontext() if connection_of(using).in_atomic_block else transaction.atomic(using=using):
+            event = ("task", task.module_path, "django.task", call)
+            emitted = emit_event(*event, deliver_at=run_after, destinations=[TASKS], using=using)
         result = replace(result, id=str(emitted.event_id))
         task_enqueued.send(type(self), task_result=result)
         return result

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import lru_cache, partial
+from types import SimpleNamespace
 from typing import Any, TypeVar
 from uuid import UUID
 
@@ -38,6 +39,9 @@ ANSWER = 2.0
 """Seconds that Redis has to answer, unless ``broker_transport_options`` say otherwise."""
 
 MARK = "celery task"
+
+broker = SimpleNamespace(refused_until=0.0)
+"""What this process knows of the broker."""
 
 
 @shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
@@ -70,7 +74,7 @@ def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
 
 
 def _deliver(using: str, sweep: bool) -> Drained:
-    clear_mark(using)
+    _execute(using, "clear")
     if is_busy(connection_of(using)):
         # Another task would find the same, and another after that.
         log.error(
@@ -117,13 +121,14 @@ def queue(using: str) -> None:
         _publish(using)
     except Exception:
         broker.refused_until = time.monotonic() + REST
-        clear_mark(using)
+        _execute(using, "clear")
         raise
 
 
 def _publish(using: str) -> None:
     """Publish a task. Do not wait for a broker that is away; retry one that lost the connection once."""
-    with _producers().acquire(block=True) as producer:
+    app = deliver_outbox_events_task.app
+    with producers[_connection(app, repr(app.conf.broker_write_url))].acquire(block=True) as producer:
         producer.connection.ensure_connection(max_retries=0)
         deliver_outbox_events_task.apply_async(
             kwargs={"using": using},
@@ -135,15 +140,12 @@ def _publish(using: str) -> None:
         )
 
 
-def _producers() -> Any:
-    """Return the application's producers, with a time limit for Redis, which has none by default."""
-    app = deliver_outbox_events_task.app
-    return producers[_connection(app, repr(app.conf.broker_write_url))]
-
-
 @lru_cache(maxsize=4)
 def _connection(app: Any, _url: str) -> Any:
-    """Return the key of the pool of an application's broker; costly to make, so once for each URL."""
+    """Return the key of the pool of an application's broker; costly to make, so once for each URL.
+
+    Redis gets a time limit: it has none by default.
+    """
     connection = app.connection_for_write()
     if connection.get_transport_cls().driver_type == "redis":
         for option in ("socket_timeout", "socket_connect_timeout"):
@@ -151,25 +153,11 @@ def _connection(app: Any, _url: str) -> Any:
     return connection
 
 
-class Broker:
-    """What this process knows of the broker."""
-
-    refused_until = 0.0
-
-
-broker = Broker()
-
-
 def mark_queued(using: str, seconds: float) -> bool:
     """Mark that a task is queued. False if another was marked less than ``seconds`` ago."""
     if _execute(using, "mark", seconds=seconds):
         return True
     return _execute(using, "make") and _execute(using, "mark", seconds=seconds)
-
-
-def clear_mark(using: str) -> None:
-    """Remove the mark: the task begins, or could not be queued."""
-    _execute(using, "clear")
 
 
 def _execute(using: str, name: str, **params: Any) -> bool:

@@ -18,7 +18,7 @@ from django.test.testcases import DatabaseOperationForbidden
 
 from relaybox.contrib.django import drain as draining
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import connection_of, execute_text, translated_error
+from relaybox.contrib.django.databases import connection_of, execute, raise_ours
 from relaybox.contrib.django.emit import default_alias
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.contrib.django.store import is_busy
@@ -138,16 +138,16 @@ class _Reader(Reader):
 def _readers(aliases: Sequence[str], strict: bool) -> dict[str, Reader]:
     """Of the databases that the test may use; ``strict``: the first must be among them."""
     readers: dict[str, Reader] = {}
-    refused: DatabaseOperationForbidden | None = None
+    refused: list[DatabaseOperationForbidden] = []
     for alias in dict.fromkeys(aliases):
         try:
             readers[alias] = _Reader(alias)
         except DatabaseOperationForbidden as error:
-            refused = refused or error
+            refused.append(error)
             if strict and not readers:
                 break
-    if not readers and refused is not None:
-        raise refused
+    if not readers and refused:
+        raise refused[0]
     return readers
 
 
@@ -156,11 +156,8 @@ def _opened(using: str) -> Iterator[Execute]:
     """This thread's connection; in a savepoint, so that an error leaves the test's transaction usable."""
     try:
         with transaction.atomic(using=using):
-            yield partial(execute_text, connection_of(using))
+            yield partial(execute, connection_of(using))
     except SynchronousOnlyOperation as error:
         raise ConfigError("in asynchronous code, await the twin that begins with an a") from error
     except Error as error:
-        ours = translated_error(error)
-        if ours is error:
-            raise
-        raise ours from error
+        raise_ours(error)

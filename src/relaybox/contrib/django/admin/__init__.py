@@ -6,11 +6,14 @@ Everything is asked of the operators' service, as in the command line and the da
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from datetime import UTC, datetime
 from functools import partialmethod
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from urllib.parse import urlencode
 from uuid import UUID
 
+import msgspec
 from django.contrib import admin, messages
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
@@ -18,8 +21,11 @@ from django.core.exceptions import PermissionDenied, ValidationError
 from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
+from django.urls import reverse
+from django.utils import timezone
+from django.utils.html import format_html
+from django.utils.text import Truncator
 
-from relaybox.contrib.django.admin import display
 from relaybox.contrib.django.admin.changelist import (
     ACTIONS,
     FROM_DETAIL,
@@ -28,64 +34,43 @@ from relaybox.contrib.django.admin.changelist import (
     DestinationFilter,
     EventList,
     StatusFilter,
+    parse_uuid,
     row_of,
     run,
 )
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
 from relaybox.contrib.django.private import redirect_from_missing
-from relaybox.operate.admin import Admin
+from relaybox.operate.admin import Admin, Detail
+from relaybox.operate.why import Reason
+from relaybox.stores.ledger import Content, Entry, Filter, State
 
 T = TypeVar("T")
+Detailed: TypeAlias = tuple[Detail, Reason, list[str], list[Entry]]
+"""A delivery, why it is where it is, what can be done about it, and where else its event goes."""
 
 ACTOR = 200
 """The longest name that the audit takes."""
 
+NOTHING = "–"
+ERROR_LENGTH = 60
 
-class OutboxAdmin(admin.ModelAdmin):  # type: ignore[misc]
-    """An admin that shows and never edits, in the database of ``using`` or of the project's routers."""
+LONGEST = 100_000
+"""How many characters of a document a page shows."""
 
-    using: str | None = None
+SIBLINGS = 50
+"""How many other deliveries of the event are named."""
 
-    class Media:
-        """Follows the colours of Django's themes."""
+html = cast("Callable[..., str]", format_html)
+"""``format_html``, typed."""
 
-        css: ClassVar = {"all": ("relaybox/admin.css",)}
-
-    def get_using(self, request: HttpRequest) -> str:
-        """Return the alias of the database that is shown."""
-        return self.using or str(router.db_for_write(self.model))
-
-    def get_queryset(self, request: HttpRequest) -> Any:
-        """Return the rows of that database."""
-        return super().get_queryset(request).using(self.get_using(request))
-
-    def ask(self, request: HttpRequest, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the operators' service, in the name of the user."""
-        return ask(self.get_using(request), request.user.get_username()[:ACTOR], work)
-
-    def may(self, request: HttpRequest, what: str) -> bool:
-        """True if the user has that permission of the model."""
-        name = f"{self.opts.app_label}.{get_permission_codename(what, self.opts)}"
-        return bool(request.user.has_perm(name))
-
-    def has_add_permission(self, request: HttpRequest) -> bool:
-        """False: events are emitted."""
-        return False
-
-    def has_change_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """False: relays and the actions change them."""
-        return False
-
-    def has_delete_permission(self, request: HttpRequest, obj: Any = None) -> bool:
-        """False: retention removes them."""
-        return False
+_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _action(action: Action) -> Callable[..., HttpResponse]:
     """Return the method of an action, for users who have its permission."""
 
-    def method(self: OutboxAdmin, request: HttpRequest, queryset: Any) -> HttpResponse:
+    def method(self: OutboxEventAdmin, request: HttpRequest, queryset: Any) -> HttpResponse:
         return run(action, self, request, queryset)
 
     described = admin.action(description=f"{action.title} selected deliveries", permissions=[action.name])
@@ -93,8 +78,13 @@ def _action(action: Action) -> Callable[..., HttpResponse]:
 
 
 @admin.register(OutboxEvent)
-class OutboxEventAdmin(OutboxAdmin):
-    """The deliveries."""
+class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
+    """Shows deliveries and never edits them, in the database of ``using`` or of the project's routers."""
+
+    using: str | None = None
+
+    class Media:
+        css: ClassVar = {"all": ("relaybox/admin.css",)}
 
     list_display = (
         *("state", "event_type", "aggregate", "destination"),
@@ -114,7 +104,7 @@ class OutboxEventAdmin(OutboxAdmin):
     @admin.display(description="status")  # type: ignore[untyped-decorator]
     def state(self, row: OutboxEvent) -> str:
         """Return where it is."""
-        return display.badge(row.entry.state)
+        return badge(row.entry.state)
 
     def aggregate(self, row: OutboxEvent) -> str:
         """Return what it is about."""
@@ -127,20 +117,50 @@ class OutboxEventAdmin(OutboxAdmin):
 
     def age(self, row: OutboxEvent) -> str:
         """Return how long ago it was emitted."""
-        return display.age(row.entry)
+        return age(row.entry)
 
     def next_attempt(self, row: OutboxEvent) -> str:
-        """Return when it is sent next."""
-        return display.next_attempt(row.entry)
+        """Return in a few words when it is sent next."""
+        words = {State.DUE: "now", State.SENDING: "under way", State.PARKED: "in its turn"}
+        entry: Entry = row.entry
+        if entry.state in words or entry.next_attempt_at is None:
+            return words.get(entry.state, NOTHING)
+        left = duration((entry.next_attempt_at - entry.seen_at).total_seconds())
+        return _time(entry.next_attempt_at, f"in {left}")
 
     def error(self, row: OutboxEvent) -> str:
-        """Return the last error."""
-        return display.error(row.entry)
+        """Return the beginning of the last error."""
+        if not row.entry.error_message or row.entry.state is State.DELIVERED:
+            return NOTHING
+        text = Truncator(" ".join(row.entry.error_message.split()))
+        return html('<span title="{}">{}</span>', text.chars(500), text.chars(ERROR_LENGTH))
 
+    def get_using(self, request: HttpRequest) -> str:
+        """Return the alias of the database that is shown."""
+        return self.using or str(router.db_for_write(self.model))
+
+    def get_queryset(self, request: HttpRequest) -> Any:
+        """Return the rows of that database."""
+        return super().get_queryset(request).using(self.get_using(request))
+
+    def ask(self, request: HttpRequest, work: Callable[[Admin], Awaitable[T]]) -> T:
+        """Do the work with the operators' service, in the name of the user."""
+        return ask(self.get_using(request), request.user.get_username()[:ACTOR], work)
+
+    def may(self, request: HttpRequest, what: str) -> bool:
+        """True if the user has that permission of the model."""
+        name = f"{self.opts.app_label}.{get_permission_codename(what, self.opts)}"
+        return bool(request.user.has_perm(name))
+
+    def never(self, request: HttpRequest, obj: Any = None) -> bool:
+        """False: events are emitted, relays and the actions change them, and retention removes them."""
+        return False
+
+    has_add_permission = has_change_permission = has_delete_permission = never
     retry, replay, discard = map(_action, ACTIONS.values())
-    has_retry_permission = partialmethod(OutboxAdmin.may, what="retry")
-    has_replay_permission = partialmethod(OutboxAdmin.may, what="replay")
-    has_discard_permission = partialmethod(OutboxAdmin.may, what="discard")
+    has_retry_permission = partialmethod(may, what="retry")
+    has_replay_permission = partialmethod(may, what="replay")
+    has_discard_permission = partialmethod(may, what="discard")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[EventList]:
         """Return the list that asks the service."""
@@ -170,23 +190,21 @@ class OutboxEventAdmin(OutboxAdmin):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
             raise PermissionDenied
-        detailed = self._look(request, unquote(object_id))
+        id_ = parse_uuid(unquote(object_id))
+        detailed = None if id_ is None else self.ask(request, lambda admin: look(admin, id_))
         if detailed is None:
             return redirect_from_missing(self, request, object_id)
         context = {**self._context(request, detailed), **(extra_context or {})}
         request.current_app = self.admin_site.name
         return TemplateResponse(request, "admin/relaybox/outboxevent/change_form.html", context)
 
-    def _look(self, request: HttpRequest, object_id: str) -> display.Detailed | None:
-        try:
-            id_ = UUID(object_id)
-        except ValueError:
-            return None
-        return self.ask(request, lambda admin: display.look(admin, id_))
-
-    def _context(self, request: HttpRequest, detailed: display.Detailed) -> dict[str, Any]:
-        entry, content = detailed.entry, detailed.content
-        using, listing = self.get_using(request), display.listing_of(self.model, self.admin_site.name)
+    def _context(self, request: HttpRequest, detailed: Detailed) -> dict[str, Any]:
+        own, reason, offered, siblings = detailed
+        entry, content = own.entry, own.content
+        assert content is not None
+        using = self.get_using(request)
+        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
+        listing = str(reverse(name, current_app=self.admin_site.name))
         return {
             **self.admin_site.each_context(request),
             "title": str(row_of(entry, using)),
@@ -194,19 +212,119 @@ class OutboxEventAdmin(OutboxAdmin):
             "media": self.media,
             "original": row_of(entry, using),
             "preserved_filters": self.get_preserved_filters(request),
-            "state": display.badge(entry.state),
-            "why": display.sentence(detailed.reason),
-            "offered": [ACTIONS[name] for name in detailed.offered if self.may(request, name)],
+            "state": badge(entry.state),
+            "why": sentence(reason),
+            "offered": [ACTIONS[name] for name in offered if self.may(request, name)],
             "from_detail": FROM_DETAIL,
             "sections": [
-                ("Event", list(display.facts_of_event(entry, listing))),
-                ("Delivery", list(display.facts_of_delivery(entry, listing))),
+                ("Event", list(facts_of_event(entry, listing))),
+                ("Delivery", list(facts_of_delivery(entry, listing))),
             ],
-            "payload": display.payload(content),
-            "headers": display.document(content.headers),
-            "attempts": [(a, display.moment(a.failed_at, entry.seen_at)) for a in detailed.attempts],
-            "siblings": [
-                (row_of(other, using), display.badge(other.state), display.age(other))
-                for other in detailed.siblings
-            ],
+            "payload": payload(content),
+            "headers": document(content.headers),
+            "attempts": [(a, moment(a.failed_at, entry.seen_at)) for a in own.attempts],
+            "siblings": [(row_of(other, using), badge(other.state), age(other)) for other in siblings],
         }
+
+
+def duration(seconds: float) -> str:
+    """Return one number and its unit, such as ``3 min``."""
+    whole = max(0, int(seconds))
+    size, unit = next((unit for unit in _UNITS if whole >= unit[0]), _UNITS[-1])
+    return f"{whole // size}\N{NO-BREAK SPACE}{unit}"
+
+
+def age(entry: Entry) -> str:
+    """Return how long ago it was emitted, by the database's clock."""
+    return _time(entry.created_at, duration((entry.seen_at - entry.created_at).total_seconds()))
+
+
+def moment(value: datetime, seen_at: datetime) -> str:
+    """Return a moment in the project's time zone, and how far away it was."""
+    distance = (value - seen_at).total_seconds()
+    near = f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
+    local = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
+    return html('{} <span class="quiet">{}</span>', _time(value, local), near)
+
+
+def badge(state: State) -> str:
+    """Return the state, with a colour of its own."""
+    return html('<span class="relaybox-state {}">{}</span>', state.value, state.value)
+
+
+def _time(value: datetime, text: str) -> str:
+    """Return the text, with the moment for machines and in full for people."""
+    full = value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, text)
+
+
+async def look(admin: Admin, id_: UUID) -> Detailed | None:
+    """Return the delivery of that id; None if there is no such delivery, or it is just being removed."""
+    own = next((detail for detail in await admin.event(id_) if detail.entry.id == id_), None)
+    reason = next((reason for reason in await admin.why(id_) if reason.entry.id == id_), None)
+    if own is None or own.content is None or reason is None:
+        return None
+    asked = {name: await action.ask(admin, [id_], dry_run=True) for name, action in ACTIONS.items()}
+    page = await admin.events(Filter(event_id=own.entry.event_id), limit=SIBLINGS + 1)
+    offered = [name for name, done in asked.items() if done.affected]
+    return own, reason, offered, [entry for entry in page.entries if entry.id != id_]
+
+
+def sentence(reason: Reason) -> str:
+    """Return the sentence that says why a delivery is where it is."""
+    parts = f"It {reason.text}.".split("`")
+    forms = ("{}", "<code>{}</code>")
+    return html("".join(forms[index % 2] for index in range(len(parts))), *parts)
+
+
+def payload(content: Content) -> str:
+    """Return the payload as people read it, or its size and encoding."""
+    if content.payload is not None:
+        return document(content.payload)
+    return f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
+
+
+def document(text: Any) -> str:
+    """Return a JSON text with one value a line and every number as it was written."""
+    try:
+        spread = msgspec.json.format(str(text), indent=2)
+    except msgspec.DecodeError:
+        spread = str(text)
+    left = len(spread) - LONGEST
+    return spread if left <= 0 else f"{spread[:LONGEST]}\n… and {left:,} characters more"
+
+
+def facts_of_event(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
+    """Yield what all deliveries of the event have in common."""
+    yield "Event type", _search(listing, entry.event_type)
+    yield "Aggregate", _search(listing, f"{entry.aggregate_type} {entry.aggregate_id}")
+    yield "Event ID", html("<code>{}</code>", entry.event_id)
+    yield "Idempotency key", html("<code>{}</code>", entry.idempotency_key)
+    yield "Emitted", moment(entry.created_at, entry.seen_at)
+
+
+def facts_of_delivery(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
+    """Yield what belongs to this delivery alone."""
+    query = urlencode({"destination": entry.destination})
+    yield "Destination", html('<a href="{}?{}">{}</a>', listing, query, entry.destination or "(none)")
+    yield "Delivery ID", html("<code>{}</code>", entry.id)
+    times = "once" if entry.crashes == 1 else f"{entry.crashes} times"
+    crashes = f"; its relay died {times}" if entry.crashes else ""
+    yield "Attempts", f"{entry.attempts} of {entry.max_attempts}{crashes}"
+    if entry.ordering_key is not None:
+        yield "Ordering key", html("<code>{}</code>", entry.ordering_key)
+    yield "Position", str(entry.position)
+    if entry.lease_owner is not None:
+        yield "Leased by", entry.lease_owner
+    moments = (
+        ("Leased until", entry.leased_until),
+        ("Next attempt", None if entry.state is State.SENDING else entry.next_attempt_at),
+        ("Last attempt", entry.last_attempt_at),
+        ("Delivered", entry.delivered_at),
+        ("Updated", entry.updated_at),
+    )
+    yield from ((name, moment(value, entry.seen_at)) for name, value in moments if value is not None)
+
+
+def _search(listing: str, query: str) -> str:
+    return html('<a href="{}?{}">{}</a>', listing, urlencode({"q": query}), query)

@@ -24,7 +24,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
-from relaybox.contrib.django.dispatch import after_commit
+from relaybox.contrib.django.emit import after_commit
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
@@ -48,7 +48,7 @@ FROM_DETAIL = "from_detail"
 
 
 class EventFilter(SimpleListFilter):  # type: ignore[misc]
-    """A filter of the list: what ``narrow`` makes of it is asked of the service, not of a queryset."""
+    """A filter of the list, by a field of the service's ``Filter``; no queryset is asked."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Return it as it is."""
@@ -65,39 +65,29 @@ class EventFilter(SimpleListFilter):  # type: ignore[misc]
 
     def narrow(self, filter: Filter, value: str) -> Filter:
         """Return the filter with one of the choices."""
-        raise NotImplementedError
+        return replace(filter, **{self.parameter_name: value})  # type: ignore[arg-type]
 
 
 class StatusFilter(EventFilter):
     """By state."""
 
-    title = "status"
-    parameter_name = "status"
+    title = parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         """Return every state, and one for all that wait."""
         states = ("failed", "pending", "due", "scheduled", "parked", "sending", "delivered", "discarded")
         return [(state, WAITING if state == "pending" else state) for state in states]
 
-    def narrow(self, filter: Filter, value: str) -> Filter:
-        """Return the filter for this state."""
-        return replace(filter, status=value)  # type: ignore[arg-type]
-
 
 class DestinationFilter(EventFilter):
     """By destination."""
 
-    title = "destination"
-    parameter_name = "destination"
+    title = parameter_name = "destination"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         """Return the destinations that are configured, or have rows."""
         names = model_admin.ask(request, Admin.names)
         return [(name, name or "(no route takes them)") for name in names]
-
-    def narrow(self, filter: Filter, value: str) -> Filter:
-        """Return the filter for this destination."""
-        return replace(filter, destination=value)
 
 
 class AgeFilter(EventFilter):
@@ -131,7 +121,10 @@ class EventList(ChangeList):  # type: ignore[misc]
 
     def get_results(self, request: HttpRequest) -> None:
         """Ask the service for the page."""
-        cursor = _cursor(request.GET.get(PAGE_VAR))
+        value = request.GET.get(PAGE_VAR)
+        cursor = parse_uuid(value) if value else None
+        if value and cursor is None:
+            raise IncorrectLookupParameters(f"{PAGE_VAR} = {value!r}")
         filter = EVERYTHING
         for spec in self.filter_specs:
             filter = spec.narrowed(filter)
@@ -166,24 +159,18 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
     text = query.strip()
     if not text:
         return filter
-    if (id_ := _uuid(text)) is not None:
+    if (id_ := parse_uuid(text)) is not None:
         found = await admin.event(id_)
         return replace(filter, event_id=found[0].entry.event_id if found else id_)
-    words = text.split(None, 1) if len(text.split(None, 1)) == 2 else text.split(":", 1)
+    words = text.split(None, 1)
+    words = words if len(words) == 2 else text.split(":", 1)
     if len(words) == 2 and all(words):
         return replace(filter, aggregate_type=words[0], aggregate_id=words[1])
     return replace(filter, event_type=text)
 
 
-def _cursor(value: str | None) -> UUID | None:
-    if not value:
-        return None
-    if (cursor := _uuid(value)) is None:
-        raise IncorrectLookupParameters(f"{PAGE_VAR} = {value!r}")
-    return cursor
-
-
-def _uuid(value: str) -> UUID | None:
+def parse_uuid(value: str) -> UUID | None:
+    """Return the id; None if the text is not one."""
     try:
         return UUID(value)
     except ValueError:
@@ -284,12 +271,11 @@ def _confirmation(
 
 def _say(action: Action, model_admin: Any, request: HttpRequest, taken: list[OutboxEvent], left: int) -> None:
     if taken:
-        text = f"{action.done} {_counted(taken)}."
-        model_admin.message_user(request, text, messages.SUCCESS)
+        model_admin.message_user(request, f"{action.done} {_counted(taken)}.", messages.SUCCESS)
     if left:
         text = f"Left {left} as {'it is' if left == 1 else 'they are'}. {action.condition}"
         model_admin.message_user(request, text, messages.WARNING)
-    if not taken and not left:
+    elif not taken:
         text = "Nothing was done: what was selected does not exist any more."
         model_admin.message_user(request, text, messages.WARNING)
 

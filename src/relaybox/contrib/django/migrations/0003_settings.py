@@ -3,7 +3,23 @@
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import migrations, models
 
-from relaybox.contrib.django.tables import CreateOutboxTables, OutboxJSONField, UTCDateTimeField
+from relaybox.contrib.django.tables import CreateOutboxTables, OutboxJSONField, UTCDateTimeField, state_of
+
+MODELS = [
+    state_of(
+        "OutboxSetting",
+        "outbox_setting",
+        "setting of a destination",
+        {
+            "destination": models.CharField(max_length=100),
+            "relay": models.CharField(max_length=200, primary_key=True, serialize=False),
+            "setting": OutboxJSONField(default=dict, encoder=DjangoJSONEncoder),
+            "said_at": UTCDateTimeField(),
+        },
+        verbose_name_plural="settings of destinations",
+        constraints=[models.UniqueConstraint(fields=("destination", "relay"), name="outbox_setting_pkey")],
+    )
+]
 
 
 class Migration(migrations.Migration):  # type: ignore[misc]
@@ -11,30 +27,4 @@ class Migration(migrations.Migration):  # type: ignore[misc]
 
     dependencies = (("relaybox", "0002_samples_and_operations"),)
 
-    operations = (
-        migrations.SeparateDatabaseAndState(
-            state_operations=[
-                migrations.CreateModel(
-                    name="OutboxSetting",
-                    fields=[
-                        ("destination", models.CharField(max_length=100)),
-                        ("relay", models.CharField(max_length=200, primary_key=True, serialize=False)),
-                        ("setting", OutboxJSONField(default=dict, encoder=DjangoJSONEncoder)),
-                        ("said_at", UTCDateTimeField()),
-                    ],
-                    options={
-                        "verbose_name": "setting of a destination",
-                        "verbose_name_plural": "settings of destinations",
-                        "db_table": "outbox_setting",
-                        "default_permissions": ("view",),
-                        "constraints": [
-                            models.UniqueConstraint(
-                                fields=("destination", "relay"), name="outbox_setting_pkey"
-                            )
-                        ],
-                    },
-                ),
-            ]
-        ),
-        CreateOutboxTables(version=3),
-    )
+    operations = (migrations.SeparateDatabaseAndState(state_operations=MODELS), CreateOutboxTables(version=3))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import logging
 from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
@@ -250,10 +250,9 @@ class Command(BaseCommand):  # type: ignore[misc]
             arguments = ["--using", using, *arguments]
         if is_typed(self):
             run(arguments)
-        with ExitStack() as stack:
-            stack.enter_context(redirect_stdout(options.get("stdout") or stream_of(self.stdout)))
-            stack.enter_context(redirect_stderr(options.get("stderr") or stream_of(self.stderr)))
-            stack.enter_context(logging_kept())
+        out = options.get("stdout") or stream_of(self.stdout)
+        err = options.get("stderr") or stream_of(self.stderr)
+        with redirect_stdout(out), redirect_stderr(err), logging_kept():
             try:
                 run(arguments)
             except SystemExit as end:
