@@ -16,7 +16,8 @@ from relaybox.core.commands import command
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.admin import Action, Done
+    from relaybox.operate.admin import Done
+    from relaybox.operate.admin_actions import Action
 
 Ids: TypeAlias = Annotated[
     list[str] | None,
