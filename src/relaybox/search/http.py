@@ -14,7 +14,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from ssl import SSLContext
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from msgspec import json
@@ -25,6 +25,8 @@ from relaybox.sinks.http.address import shown
 from relaybox.sinks.http.sink import not_connected
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
+
+T = TypeVar("T")
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
@@ -57,6 +59,13 @@ class Reply(NamedTuple):
             raise Unavailable(
                 f"{self.where} answered {self.status} without JSON: is it the engine?"
             ) from None
+
+    def read(self, kind: type[T]) -> T | None:
+        """Decode the body as ``kind``; None where it is something else."""
+        try:
+            return json.decode(self.body, type=kind)
+        except (ValueError, RecursionError):
+            return None
 
 
 class _Request(NamedTuple):
@@ -101,22 +110,21 @@ class Client:
         self,
         method: str,
         path: str,
+        body: Any = None,
         *,
-        body: bytes | None = None,
         content_type: str = JSON,
         params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
         bases: Sequence[str] | None = None,
     ) -> Reply:
         """The answer, whatever its status; ``path`` begins with a slash and is percent-encoded already.
 
-        Where nobody is there, the next of the hosts is asked (``bases`` in the place of all). Raises
-        ``Unreachable`` where none is, and ``Unavailable`` where the answer did not come.
+        A body of bytes is sent as it is, any other as JSON. Where nobody is there, the next of the hosts is
+        asked (``bases`` in the place of all). Raises ``Unreachable`` where none is, and ``Unavailable`` where
+        the answer did not come.
         """
-        sent = {**self._headers, **(headers or {})}
-        if body is not None:
-            sent["Content-Type"] = content_type
-        request = _Request(method, path, params, body, sent)
+        headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
+        encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
+        request = _Request(method, path, params, encoded, headers)
         *others, last = self._in_turn() if bases is None else bases
         for base in others:
             with suppress(Unreachable):

@@ -9,7 +9,7 @@ import asyncio
 from datetime import datetime
 from http import HTTPStatus
 
-from msgspec import Struct, json
+from msgspec import Struct
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.search.http import Client, Reply
@@ -79,34 +79,17 @@ class _Enqueued(Struct, rename="camel"):
     task_uid: int
 
 
-_decode_listed = json.Decoder(_Listed).decode
-_decode_enqueued = json.Decoder(_Enqueued).decode
-_decode_error = json.Decoder(Error).decode
-
-
 def error_of(reply: Reply) -> Error:
     """What an answer says is wrong; nothing where somebody else answered."""
-    try:
-        return _decode_error(reply.body)
-    except (ValueError, RecursionError):
-        return Error()
+    return reply.read(Error) or Error()
 
 
 def enqueued(reply: Reply) -> int:
     """The number of the task that a request made."""
-    try:
-        return _decode_enqueued(reply.body).task_uid
-    except (ValueError, RecursionError):
-        raise Unavailable(
-            f"{reply.where} answered {reply.status} without a task: is it Meilisearch?"
-        ) from None
-
-
-def _listed(reply: Reply) -> list[Task]:
-    try:
-        return _decode_listed(reply.body).results
-    except (ValueError, RecursionError):
-        raise Unavailable(f"{reply.where} answered without its tasks: is it Meilisearch?") from None
+    task = reply.read(_Enqueued)
+    if task is None:
+        raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Meilisearch?")
+    return task.task_uid
 
 
 class Tasks:
@@ -213,7 +196,10 @@ class Tasks:
                 failure = self._client.failed(reply)
                 # What the tasks do is another matter.
                 raise failure if isinstance(failure, Unavailable) else Unavailable(failure.reason)
-            found = {task.uid: task for task in _listed(reply)}
+            listed = reply.read(_Listed)
+            if listed is None:
+                raise Unavailable(f"{reply.where} answered without its tasks: is it Meilisearch?")
+            found = {task.uid: task for task in listed.results}
             for uid in some:
                 finished |= self._tell(uid, found.get(uid))
         return finished
