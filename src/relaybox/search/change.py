@@ -213,8 +213,6 @@ def check_target(destination: Destination, event_type: str) -> None:
         action = changes.action_of(event_type)
     except Reject as refused:
         raise ConfigError(f"destination {destination.name!r}: {refused}") from None
-    finally:
-        changes.close()
     if action != "index":
         fix = "choose another with event_type, or change the option actions"
         raise ConfigError(
@@ -225,10 +223,7 @@ def check_target(destination: Destination, event_type: str) -> None:
 def rereads(destination: Destination) -> bool:
     """True if the destination asks for the newest state of a document, whatever the event says."""
     changes = changes_of(destination)
-    if changes is None:
-        return False
-    changes.close()
-    return changes.reread
+    return changes is not None and changes.reread
 
 
 def changes_of(destination: Destination) -> Changes | None:

@@ -27,8 +27,7 @@ from relaybox.receive.consumer import Crashed, Done, Once, Refused, Verdict
 from relaybox.receive.consumers.kafka_membership import Membership
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, pause, text_headers
 from relaybox.sinks.sink import describe
-from relaybox.wire.envelope import JSON
-from relaybox.wire.unpack import Received
+from relaybox.wire.envelope import JSON, Received
 
 DeadLetter: TypeAlias = Callable[[Any, str], Any]
 
