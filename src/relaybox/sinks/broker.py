@@ -44,9 +44,14 @@ class Address(NamedTuple):
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
 
     @property
+    def where(self) -> str:
+        """The hosts, for messages."""
+        return ", ".join(f"{host}:{port}" for host, port in self.hosts)
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """What no message may show."""
-        return tuple(text for text in (self.password,) if text)
+        return (self.password,) if self.password else ()
 
 
 def parse_address(
@@ -58,7 +63,12 @@ def parse_address(
     the password. A ``hostless`` URL may name no host at all.
     """
     setting = f"destination {destination.name!r}: sink"
-    login, places, path, query = _split(destination, setting)
+    # As RFC 3986 takes a URL apart; urllib would have only one host in it.
+    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
+    if match is None or match[4]:
+        masked = mask_url(destination.sink).partition("#")[0]
+        raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
+    login, _, places = (match[1] or "").rpartition("@")
     user, colon, password = login.partition(":")
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
@@ -67,20 +77,9 @@ def parse_address(
         tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,
         unquote(password) if colon else _revealed(destination),
-        unquote(path.removeprefix("/")),
-        _options(destination, _given(destination, query, setting), options),
+        unquote(match[2].removeprefix("/")),
+        _options(destination, _given(destination, match[3] or "", setting), options),
     )
-
-
-def _split(destination: Destination, setting: str) -> tuple[str, str, str, str]:
-    """The login, the hosts, the path and the query, still encoded."""
-    # As RFC 3986 takes a URL apart; urllib would have only one host in it.
-    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
-    if match is None or match[4]:
-        masked = mask_url(destination.sink).partition("#")[0]
-        raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
-    login, _, places = (match[1] or "").rpartition("@")
-    return login, places, match[2], match[3] or ""
 
 
 def _given(destination: Destination, query: str, setting: str) -> dict[str, Any]:

@@ -338,8 +338,7 @@ _SUBCLASSES: tuple[tuple[type, _Converter], ...] = (
 )
 
 
-@functools.lru_cache(maxsize=1024)
-def _converter(kind: type) -> _Converter:
+def _find_converter(kind: type) -> _Converter:
     if kind in _EXACT:
         return _EXACT[kind]
     for base, convert in _SUBCLASSES:
@@ -350,6 +349,9 @@ def _converter(kind: type) -> _Converter:
     if issubclass(kind, Mapping):
         return _object
     return _array if issubclass(kind, list | tuple | set | frozenset) else _UNKNOWN
+
+
+_converter: Callable[[type], _Converter] = functools.lru_cache(maxsize=1024)(_find_converter)
 
 
 def _model_converter(kind: type) -> _Converter | None:

@@ -13,14 +13,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult

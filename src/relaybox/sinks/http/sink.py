@@ -15,6 +15,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import NamedTuple
@@ -144,15 +145,10 @@ class HttpSink(OneByOne):
         # Before anything is read again: what was just sent is what may be echoed.
         reason = answer.reason(self._credentials.texts)
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            await self._read_credentials_again()
-        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
-
-    async def _read_credentials_again(self) -> None:
-        try:
-            self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
-        except ConfigError:
             # A file that is just being replaced: what was read before is the best there is.
-            return
+            with suppress(ConfigError):
+                self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
+        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
 
 
 class Answered:

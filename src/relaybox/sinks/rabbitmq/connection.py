@@ -232,9 +232,5 @@ def quiet() -> Iterator[None]:
         _quiet.reset(token)
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return not _quiet.get()
-
-
 for _name in ("aiormq.connection", "aiormq.channel"):
-    logging.getLogger(_name).addFilter(_is_wanted)
+    logging.getLogger(_name).addFilter(lambda _: not _quiet.get())
