@@ -41,7 +41,6 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str]
     after: float | None
     where: str
     """Host and port that it came from."""
@@ -125,7 +124,8 @@ class Client:
         headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
         encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
         request = _Request(method, path, params, encoded, headers)
-        *others, last = self._in_turn() if bases is None else bases
+        # The host that answered last is asked first.
+        *others, last = bases or (*self.bases[self._first :], *self.bases[: self._first])
         for base in others:
             with suppress(Unreachable):
                 return await self._from(base, request)
@@ -151,10 +151,6 @@ class Client:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    def _in_turn(self) -> tuple[str, ...]:
-        """All hosts, the one that answered last before the others."""
-        return (*self.bases[self._first :], *self.bases[: self._first])
 
     async def _from(self, base: str, request: _Request) -> Reply:
         """The answer of one host; the next request begins with it, or with another where it is in trouble."""
@@ -194,7 +190,7 @@ class Client:
         ) as response:
             read = await _read(response, where)
             after = retry_after(response.headers.get("Retry-After"), time.time())
-            return Reply(response.status, read, response.headers, after, where)
+            return Reply(response.status, read, after, where)
 
     def _opened(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -293,16 +293,13 @@ class MeilisearchEngine:
                 await self._do("POST", "/swap-indexes", [{"indexes": [live, fresh]}])
             except (Retry, Unavailable) as error:
                 trouble = Unavailable(error.reason)
-                await self._finish_swaps()
+                # Those that are under way come first.
+                asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
+                for task in (await self._json("GET", "/tasks", params=asked))["results"]:
+                    await self._tasks.finished(task["uid"], self._end())
             if (await self.present([live])).get(live) == wanted:
                 return
         raise trouble
-
-    async def _finish_swaps(self) -> None:
-        """Wait for those that are under way."""
-        asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
-        for task in (await self._json("GET", "/tasks", params=asked))["results"]:
-            await self._tasks.finished(task["uid"], self._end())
 
     async def _do(self, method: str, path: str, body: Any = None, *, unless: str | None = None) -> None:
         """Have a task done; ``unless`` is the code of a failure that is as good."""

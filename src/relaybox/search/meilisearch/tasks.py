@@ -25,14 +25,8 @@ BUSY_PAUSE = 1.0
 _FINISHED = frozenset(["succeeded", "failed", "canceled"])
 _BUSY = frozenset([HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE])
 _FULL = frozenset(["no_space_left_on_device", "database_size_limit_reached"])
-_SERVERS_TROUBLE = frozenset(
-    [
-        "index_not_found",
-        "index_primary_key_already_exists",
-        *_FULL,
-        "io_error",
-        "too_many_open_files",
-    ]
+_SERVERS_TROUBLE = _FULL.union(
+    ["index_not_found", "index_primary_key_already_exists", "io_error", "too_many_open_files"]
 )
 _OF_DOCUMENTS = ("invalid_document_", "missing_document_", "document_", "invalid_vector", "malformed_payload")
 

@@ -23,13 +23,7 @@ LONGEST_ID = 512
 GUARD = b'{"index":{"_id":"-","if_seq_no":9007199254740991,"if_primary_term":1}}\n{}\n'
 """Refused in every index. Beside it a delete creates none: alone it ignores ``require_alias``."""
 
-_TROUBLE = frozenset(
-    [
-        "index_closed_exception",
-        "invalid_index_name_exception",
-        "security_exception",
-    ]
-)
+_TROUBLE = frozenset(["index_closed_exception", "invalid_index_name_exception", "security_exception"])
 _OVERLOAD = frozenset(
     ["circuit_breaking_exception", "cluster_block_exception", "rejected_execution_exception"]
 )
@@ -56,9 +50,7 @@ class _Cause(Struct, gc=False):
     reason: str | None = None
 
 
-class _Error(Struct, gc=False):
-    type: str = ""
-    reason: str | None = None
+class _Error(_Cause, gc=False):
     caused_by: _Cause | None = None
 
 

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.sink import clean
+from relaybox.sinks.sink import DELIVERED, clean
 
 if TYPE_CHECKING:
     from relaybox.sinks.kafka.sink import Sent
@@ -181,7 +181,7 @@ class KafkaProducer:
         del producer
         self._ending.start()
         for sent in messages:
-            sent.lost(answer)
+            sent.landed(answer)
 
     def _look_in(self, seconds: float) -> None:
         self._timer.cancel()
@@ -222,10 +222,10 @@ class KafkaProducer:
                 continue
             del self._under_way[sent]
             if error is None:
-                sent.arrived()
+                sent.landed(DELIVERED)
             elif error.code() in LATE:
                 late = True
-                sent.lost(self._late(error))
+                sent.landed(self._late(error))
             else:
                 if is_fatal(error):
                     self._fatal = error
@@ -241,7 +241,7 @@ class KafkaProducer:
             late.append(sent)
         for sent in late:
             del self._under_way[sent]
-            sent.lost(self._late())
+            sent.landed(self._late())
         return bool(late)
 
     def _down(self) -> bool:

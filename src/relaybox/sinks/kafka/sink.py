@@ -374,10 +374,6 @@ class Sent:
         """Called by the producer."""
         self.producer.reports.append((self, error))
 
-    def arrived(self) -> None:
-        """The broker has it."""
-        self._run.landed(self._at, DELIVERED)
-
     def refused(self, error: KafkaError) -> None:
         """It did not get there."""
         if error.code() in OF_A_BATCH and not self._alone:
@@ -385,6 +381,6 @@ class Sent:
         else:
             self._run.landed(self._at, classify(error, self._topic, self._run.address))
 
-    def lost(self, answer: Retry | Unavailable) -> None:
-        """Nobody knows whether it got there."""
+    def landed(self, answer: Answer) -> None:
+        """The broker has it, or nobody knows whether it got there."""
         self._run.landed(self._at, answer)

@@ -45,13 +45,7 @@ LONGEST_SUBJECT = 3_000
 LOOK_SECONDS = 2.0
 """How long a stream may take to show what it has: it says nothing to those who may not look."""
 
-OPTIONS = {
-    "stream": text,
-    "tls": flag,
-    "tls_first": flag,
-    "creds": text,
-    **TLS_OPTIONS,
-}
+OPTIONS = {"stream": text, "tls": flag, "tls_first": flag, "creds": text, **TLS_OPTIONS}
 _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")

@@ -175,10 +175,9 @@ class Entries:
         if name.endswith(".fifo"):
             group = delivery.ordering_key or self._key(delivery) or str(delivery.event_id)
             # The key itself, or a digest of one that SQS would not take: two keys never become one.
-            fits = _GROUP.fullmatch(group)
-            fields["MessageGroupId"] = (
-                group if fits else f"sha256:{hashlib.sha256(group.encode()).hexdigest()}"
-            )
+            if not _GROUP.fullmatch(group):
+                group = f"sha256:{hashlib.sha256(group.encode()).hexdigest()}"
+            fields["MessageGroupId"] = group
             fields["MessageDeduplicationId"] = message.deduplicated_by(delivery)
         return Entry(name, size, fields)
 
