@@ -71,7 +71,15 @@ class AlgoliaEngine:
         answers: dict[int, Answer] = {}
         actions = encode_changes(changes, self._packed, answers)
         tasks = await self._send(index, actions, answers)
-        await self._await_tasks(index, tasks, answers)
+        end = time.monotonic() + self._timeout
+        trouble: Answer | None = None
+        for task, part in tasks:
+            if trouble is None:
+                try:
+                    await self._published(index, task, end)
+                except TROUBLE as error:
+                    trouble = error
+            answers.update((action.at, trouble or DELIVERED) for action in part)
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -231,19 +239,6 @@ class AlgoliaEngine:
                     )
             rest = [action for action in rest if action.at not in answers]
         return [rest] if rest else []
-
-    async def _await_tasks(
-        self, index: str, tasks: Sequence[tuple[int, Sequence[Item]]], answers: dict[int, Answer]
-    ) -> None:
-        end = time.monotonic() + self._timeout
-        trouble: Answer | None = None
-        for task, part in tasks:
-            if trouble is None:
-                try:
-                    await self._published(index, task, end)
-                except TROUBLE as error:
-                    trouble = error
-            answers.update((action.at, trouble or DELIVERED) for action in part)
 
     async def _published(self, index: str, task: int, end: float) -> None:
         """Wait until the task is done. The first look comes after half of what the last task took."""

@@ -280,13 +280,6 @@ class Said(NamedTuple):
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
         return cls(str(about.get("Code", "")), str(about.get("Message", "")), status)
 
-    @classmethod
-    def of_entry(cls, failed: dict[str, Any]) -> Said:
-        """Of one message."""
-        return cls(
-            str(failed.get("Code")), str(failed.get("Message", "")), 200, failed.get("SenderFault") is True
-        )
-
     @property
     def kind(self) -> str:
         """The code as the sets above have it."""

@@ -133,7 +133,9 @@ class SqsSink(InBatches):
         for sent in response.get("Successful", ()):
             answers[int(sent["Id"])] = DELIVERED
         for failed in response.get("Failed", ()):
-            answers[int(failed["Id"])] = answer_to(Said.of_entry(failed), name, self._queue)
+            fault = failed.get("SenderFault") is True
+            said = Said(str(failed.get("Code")), str(failed.get("Message", "")), fault_of_sender=fault)
+            answers[int(failed["Id"])] = answer_to(said, name, self._queue)
         return answers
 
     def _explained(self, error: Exception, name: str) -> Retry | Reject | Unavailable:
