@@ -16,7 +16,7 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.engine import Change
-from relaybox.search.meilisearch import requests as meilisearch_requests
+from relaybox.search.meilisearch import engine as meilisearch_engine
 from relaybox.search.meilisearch import tasks as meilisearch_tasks
 from relaybox.search.meilisearch.engine import MeilisearchEngine
 from relaybox.search.meilisearch.tasks import Task
@@ -156,7 +156,7 @@ async def test_too_large_a_payload_goes_in_parts(server: Server, place: Place) -
 async def test_a_very_large_request_is_not_even_tried(
     server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meilisearch_requests, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(meilisearch_engine, "LARGEST_BODY", 1000)
     before = server.asked()
     changes = [*(put(f"d{n}", body="x" * 300) for n in range(8)), put("large", body="x" * 2000)]
     assert await place.kinds(changes) == [Delivered] * 9

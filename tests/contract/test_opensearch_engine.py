@@ -15,8 +15,9 @@ import pytest
 
 from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
-from relaybox.search.engine import Change
-from relaybox.search.opensearch import bulk as opensearch_bulk
+from relaybox.search.engine import Change, encode_changes, parts_of
+from relaybox.search.opensearch import engine as opensearch_engine
+from relaybox.search.opensearch.bulk import bulk_action_of
 from relaybox.search.opensearch.engine import PAGE, OpenSearchEngine
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
@@ -189,10 +190,10 @@ async def test_a_document_that_is_too_large_alone_is_refused_alone(api: Api, bla
 
 
 async def test_requests_are_cut_by_bytes(api: Api, blank: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(opensearch_bulk, "LARGEST_BODY", 1000)
-    actions = {at: opensearch_bulk.bulk_action_of(index(f"k{at}", "x" * 300)) for at in range(7)}
-    parts = list(opensearch_bulk.parts_of(actions))
-    assert [list(part) for part in parts] == [[0, 1], [2, 3], [4, 5], [6]]
+    monkeypatch.setattr(opensearch_engine, "LARGEST_BODY", 1000)
+    items = encode_changes([index(f"k{at}", "x" * 300) for at in range(7)], bulk_action_of, {})
+    parts = [[item.at for item in part] for part in parts_of(items, 1000)]
+    assert parts == [[0, 1], [2, 3], [4, 5], [6]]
     api("PUT", f"/{blank.index}", {"mappings": {"dynamic": False}})
     assert await blank.kinds([index(f"k{at}", "x" * 300) for at in range(7)]) == [Delivered] * 7
     assert len(await blank.get([f"k{at}" for at in range(7)])) == 7
@@ -535,7 +536,7 @@ async def searching(url: str, name: str, forgiven: str = "$none") -> AsyncIterat
 
     async def search(reader: OpenSearchEngine) -> None:
         try:
-            answer = await reader._done(await reader._request("POST", f"{name}/_search", query))
+            answer = await reader._json("POST", f"/{name}/_search", query)
         except Unavailable as error:
             if not re.search(forgiven, error.reason):
                 raise

@@ -18,7 +18,7 @@ from relaybox import Call
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.sinks.kafka import producer as kafka_producer
-from relaybox.sinks.kafka import settings as kafka_settings
+from relaybox.sinks.kafka import sink as kafka_sink
 from relaybox.sinks.kafka.sink import KafkaSink
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
@@ -284,7 +284,7 @@ async def test_a_silent_broker_is_unavailable_after_the_timeout_and_then_goes_on
 async def test_a_producer_that_is_full_is_waited_for(
     log: KafkaPlace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(kafka_settings, "QUEUE", 10)
+    monkeypatch.setattr(kafka_sink, "QUEUE", 10)
     batch = [make_delivery() for _ in range(200)]
     assert await send(log.url, *batch) == [Delivered()] * 200
     assert len(log.read()) == 200

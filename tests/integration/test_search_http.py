@@ -105,12 +105,12 @@ async def test_what_an_answer_means_is_said_by_its_status(status: int, kind: typ
 )
 async def test_the_reason_holds_what_the_engine_says(body: bytes, said: str) -> None:
     async with asking(NOBODY) as client:
-        assert client.reason(Reply(503, body, {}, None, "h:1")).endswith(said)
+        assert client.reason(Reply(503, body, None, "h:1")).endswith(said)
 
 
 async def test_an_answer_that_is_no_json_is_of_somebody_else() -> None:
     with pytest.raises(Unavailable, match="h:1 answered 200 without JSON"):
-        Reply(200, b"<html>", {}, None, "h:1").json()
+        Reply(200, b"<html>", None, "h:1").json()
 
 
 async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_no_failure() -> None:

@@ -18,7 +18,7 @@ from relaybox.emit.row import Call, ordering_key
 from relaybox.errors import ConfigError, UnknownSetting
 from relaybox.sinks import broker
 from relaybox.sinks.broker import Address, Messages, Template, explain, key_of, parse_address, tenant_of
-from relaybox.sinks.kafka.settings import KafkaSettings
+from relaybox.sinks.kafka.sink import KafkaSettings
 from relaybox.sinks.open import open_sink
 from relaybox.testing.sink_contract import make_delivery
 

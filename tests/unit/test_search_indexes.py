@@ -139,7 +139,7 @@ GARBAGE += [b'{"message":' + b"[" * 100_000, b'{"unknown":' + b"[" * 100_000]
 
 
 def reply(body: bytes, status: int = 200) -> Reply:
-    return Reply(status, body, {}, None, "engine:7700")
+    return Reply(status, body, None, "engine:7700")
 
 
 @pytest.mark.parametrize("body", GARBAGE)

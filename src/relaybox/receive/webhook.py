@@ -22,9 +22,9 @@ from relaybox.core.event import Event
 from relaybox.core.values import Duration, Secret, parse_duration, parse_secret, parse_size
 from relaybox.errors import ConfigError
 from relaybox.receive.consumer import Crashed, Done, Later, Refused, Verdict
+from relaybox.wire.envelope import CONTENT_TYPES, Malformed, Received, media_type, unpack
 from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_keys, verify
 from relaybox.wire.tracing import NAMES
-from relaybox.wire.unpack import CONTENT_TYPES, Malformed, Received, media_type, unpack
 
 _SIGNED = (ID, TIMESTAMP, SIGNATURE)
 _TOLD = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")

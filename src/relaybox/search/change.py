@@ -114,7 +114,10 @@ class Changes:
         self._in_loop = self._document is not None and is_async(self._name, self._document)
         given: Mapping[str, Action] = options.get("actions", {})
         defaults = {name: action for name, action in DEFAULT_ACTIONS.items() if name not in given}
-        self._patterns = [(_compile(pattern), action) for pattern, action in {**given, **defaults}.items()]
+        self._patterns = [
+            (re.compile(re.escape(pattern).replace(r"\*", ".*"), re.DOTALL), action)
+            for pattern, action in {**given, **defaults}.items()
+        ]
         # Bounded, because an application may make up event types as it goes.
         self._find = functools.lru_cache(4096)(self._match)
         self._threads = Threads(destination.name)
@@ -185,7 +188,11 @@ class Changes:
         late = asyncio.timeout(self._timeout)
         try:
             async with late:
-                made = function(event) if self._in_loop else await self._in_thread(function, event)
+                if self._in_loop:
+                    made = function(event)
+                else:
+                    self._threads.check_room()
+                    made = await self._threads.call(function, event)
                 return await made if inspect.isawaitable(made) else made
         except (Retry, Reject, Unavailable, GeneratorExit):
             raise
@@ -199,10 +206,6 @@ class Changes:
             )
             raise Retry(f"the document function failed with {describe(error)}") from error
 
-    async def _in_thread(self, function: Callable[[Event], Any], event: Event) -> Any:
-        self._threads.check_room()
-        return await self._threads.call(function, event)
-
 
 def check_target(destination: Destination, event_type: str) -> None:
     """Raise where a search destination would refuse, or ignore, events of this type."""
@@ -213,8 +216,6 @@ def check_target(destination: Destination, event_type: str) -> None:
         action = changes.action_of(event_type)
     except Reject as refused:
         raise ConfigError(f"destination {destination.name!r}: {refused}") from None
-    finally:
-        changes.close()
     if action != "index":
         fix = "choose another with event_type, or change the option actions"
         raise ConfigError(
@@ -225,10 +226,7 @@ def check_target(destination: Destination, event_type: str) -> None:
 def rereads(destination: Destination) -> bool:
     """True if the destination asks for the newest state of a document, whatever the event says."""
     changes = changes_of(destination)
-    if changes is None:
-        return False
-    changes.close()
-    return changes.reread
+    return changes is not None and changes.reread
 
 
 def changes_of(destination: Destination) -> Changes | None:
@@ -236,10 +234,6 @@ def changes_of(destination: Destination) -> Changes | None:
     if destination.scheme not in SEARCH_ENGINES:
         return None
     return Changes(destination, search_address(destination).options)
-
-
-def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(re.escape(pattern).replace(r"\*", ".*"), re.DOTALL)
 
 
 def _plain(made: Any) -> dict[str, Any] | None:

@@ -8,7 +8,7 @@ polls or asks of another host of its cluster is its own affair.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Protocol
 
@@ -17,7 +17,7 @@ from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.schemes import SEARCH_ENGINES
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.sinks.sink import Answer
+from relaybox.sinks.sink import Answer, answer_of
 
 TROUBLE = (Reject, Retry, Unavailable)
 """What an engine raises."""
@@ -32,6 +32,46 @@ class Change(NamedTuple):
     id: str
     document: Mapping[str, Any] | None
     version: int
+
+
+class Item(NamedTuple):
+    """A change as it is sent; ``at`` is its place in the write."""
+
+    at: int
+    id: str
+    deletes: bool
+    sent: bytes
+
+
+def encode_changes(
+    changes: Sequence[Change], encode: Callable[[Change], bytes], answers: dict[int, Answer]
+) -> list[Item]:
+    """Encode each change; one that ``encode`` refuses with ``Reject`` is answered at once."""
+    items = []
+    for at, change in enumerate(changes):
+        try:
+            items.append(Item(at, change.id, change.document is None, encode(change)))
+        except Reject as error:
+            answers[at] = answer_of(error)
+    return items
+
+
+def parts_of(items: Sequence[Item], largest: int) -> Iterator[Sequence[Item]]:
+    """Split the items into requests of at most ``largest`` bytes; a single item may be larger."""
+    begin = size = 0
+    for at, item in enumerate(items):
+        if at > begin and size + len(item.sent) > largest:
+            yield items[begin:at]
+            begin, size = at, 0
+        size += len(item.sent)
+    if items:
+        yield items[begin:]
+
+
+def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
+    """Return two halves, without the empty ones."""
+    middle = len(items) // 2
+    return [half for half in (items[:middle], items[middle:]) if half]
 
 
 class Engine(Protocol):

@@ -14,7 +14,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from ssl import SSLContext
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import aiohttp
 from msgspec import json
@@ -25,6 +25,8 @@ from relaybox.sinks.http.address import shown
 from relaybox.sinks.http.sink import not_connected
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
+
+T = TypeVar("T")
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
@@ -39,7 +41,6 @@ class Reply(NamedTuple):
 
     status: int
     body: bytes
-    headers: Mapping[str, str]
     after: float | None
     where: str
     """Host and port that it came from."""
@@ -57,6 +58,13 @@ class Reply(NamedTuple):
             raise Unavailable(
                 f"{self.where} answered {self.status} without JSON: is it the engine?"
             ) from None
+
+    def read(self, kind: type[T]) -> T | None:
+        """Decode the body as ``kind``; None where it is something else."""
+        try:
+            return json.decode(self.body, type=kind)
+        except (ValueError, RecursionError):
+            return None
 
 
 class _Request(NamedTuple):
@@ -101,23 +109,23 @@ class Client:
         self,
         method: str,
         path: str,
+        body: Any = None,
         *,
-        body: bytes | None = None,
         content_type: str = JSON,
         params: Mapping[str, str] | None = None,
-        headers: Mapping[str, str] | None = None,
         bases: Sequence[str] | None = None,
     ) -> Reply:
         """The answer, whatever its status; ``path`` begins with a slash and is percent-encoded already.
 
-        Where nobody is there, the next of the hosts is asked (``bases`` in the place of all). Raises
-        ``Unreachable`` where none is, and ``Unavailable`` where the answer did not come.
+        A body of bytes is sent as it is, any other as JSON. Where nobody is there, the next of the hosts is
+        asked (``bases`` in the place of all). Raises ``Unreachable`` where none is, and ``Unavailable`` where
+        the answer did not come.
         """
-        sent = {**self._headers, **(headers or {})}
-        if body is not None:
-            sent["Content-Type"] = content_type
-        request = _Request(method, path, params, body, sent)
-        *others, last = self._in_turn() if bases is None else bases
+        headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
+        encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
+        request = _Request(method, path, params, encoded, headers)
+        # The host that answered last is asked first.
+        *others, last = bases or (*self.bases[self._first :], *self.bases[: self._first])
         for base in others:
             with suppress(Unreachable):
                 return await self._from(base, request)
@@ -143,10 +151,6 @@ class Client:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
-
-    def _in_turn(self) -> tuple[str, ...]:
-        """All hosts, the one that answered last before the others."""
-        return (*self.bases[self._first :], *self.bases[: self._first])
 
     async def _from(self, base: str, request: _Request) -> Reply:
         """The answer of one host; the next request begins with it, or with another where it is in trouble."""
@@ -186,7 +190,7 @@ class Client:
         ) as response:
             read = await _read(response, where)
             after = retry_after(response.headers.get("Retry-After"), time.time())
-            return Reply(response.status, read, response.headers, after, where)
+            return Reply(response.status, read, after, where)
 
     def _opened(self) -> aiohttp.ClientSession:
         loop = asyncio.get_running_loop()

@@ -166,7 +166,11 @@ class SearchSink:
 
     async def _answers(self, deliveries: Sequence[Delivery], written: tuple[str, ...]) -> Sequence[Answer]:
         """What becomes of these, no two of one document."""
-        made = await self._made(deliveries)
+        made: Sequence[Change | Answer]
+        if self._changes.waits:
+            made = await asyncio.gather(*map(self._change_of, deliveries))
+        else:
+            made = [self._change_at_once(delivery) for delivery in deliveries]
         changes = [change for change in made if isinstance(change, Change)]
         answered = iter(await self._indexes.write(written, changes) if changes else ())
         answers = [next(answered) if isinstance(change, Change) else change for change in made]
@@ -184,11 +188,6 @@ class SearchSink:
             unit.fail(answer, alone=not isinstance(answer, Unavailable) and not self._changes.reread)
         else:
             unit.succeed()
-
-    async def _made(self, deliveries: Sequence[Delivery]) -> Sequence[Change | Answer]:
-        if self._changes.waits:
-            return await asyncio.gather(*map(self._change_of, deliveries))
-        return [self._change_at_once(delivery) for delivery in deliveries]
 
     def _change_at_once(self, delivery: Delivery) -> Change | Answer:
         try:

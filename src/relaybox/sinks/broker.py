@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Callable, Mapping
 from string import Formatter
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
 from msgspec import DecodeError, Struct, json, to_builtins
@@ -14,7 +14,7 @@ from msgspec import DecodeError, Struct, json, to_builtins
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
 from relaybox.core.outcome import Reject
-from relaybox.core.settings import Destination
+from relaybox.core.settings import Destination, Secret
 from relaybox.core.values import Parse, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
 from relaybox.sinks.sink import clean
@@ -44,9 +44,14 @@ class Address(NamedTuple):
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
 
     @property
+    def where(self) -> str:
+        """The hosts, for messages."""
+        return ", ".join(f"{host}:{port}" for host, port in self.hosts)
+
+    @property
     def secrets(self) -> tuple[str, ...]:
         """What no message may show."""
-        return tuple(text for text in (self.password,) if text)
+        return (self.password,) if self.password else ()
 
 
 def parse_address(
@@ -58,7 +63,12 @@ def parse_address(
     the password. A ``hostless`` URL may name no host at all.
     """
     setting = f"destination {destination.name!r}: sink"
-    login, places, path, query = _split(destination, setting)
+    # As RFC 3986 takes a URL apart; urllib would have only one host in it.
+    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
+    if match is None or match[4]:
+        masked = mask_url(destination.sink).partition("#")[0]
+        raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
+    login, _, places = (match[1] or "").rpartition("@")
     user, colon, password = login.partition(":")
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
@@ -66,21 +76,10 @@ def parse_address(
     return Address(
         tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,
-        unquote(password) if colon else _revealed(destination),
-        unquote(path.removeprefix("/")),
-        _options(destination, _given(destination, query, setting), options),
+        unquote(password) if colon else reveal(destination, "auth"),
+        unquote(match[2].removeprefix("/")),
+        _options(destination, _given(destination, match[3] or "", setting), options),
     )
-
-
-def _split(destination: Destination, setting: str) -> tuple[str, str, str, str]:
-    """The login, the hosts, the path and the query, still encoded."""
-    # As RFC 3986 takes a URL apart; urllib would have only one host in it.
-    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
-    if match is None or match[4]:
-        masked = mask_url(destination.sink).partition("#")[0]
-        raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
-    login, _, places = (match[1] or "").rpartition("@")
-    return login, places, match[2], match[3] or ""
 
 
 def _given(destination: Destination, query: str, setting: str) -> dict[str, Any]:
@@ -103,11 +102,13 @@ def _host(place: str, port: int, setting: str, destination: Destination) -> tupl
     return (match[1] or match[2]).lower(), int(match[3] or port)
 
 
-def _revealed(destination: Destination) -> str | None:
+def reveal(destination: Destination, name: Literal["auth", "secret"]) -> str | None:
+    """Read a secret of the destination; raises ``ConfigError`` that names the setting."""
+    secret: Secret | None = getattr(destination, name)
     try:
-        return None if destination.auth is None else destination.auth.reveal()
+        return None if secret is None else secret.reveal()
     except ConfigError as error:
-        raise ConfigError(f"destination {destination.name!r}: auth: {error}") from None
+        raise ConfigError(f"destination {destination.name!r}: {name}: {error}") from None
 
 
 def _options(
@@ -237,22 +238,13 @@ def key_of(destination: Destination) -> KeyOf:
             return delivery.aggregate_id
         return own
 
-    def by_event_type(delivery: Delivery) -> str | None:
+    def by_other(delivery: Delivery) -> str | None:
         own = delivery.ordering_key
-        return delivery.event_type if own is None else own
+        return own if own is not None or otherwise is None else otherwise(delivery)
 
-    def by_tenant(delivery: Delivery) -> str | None:
-        own = delivery.ordering_key
-        return tenant_of(delivery) if own is None else own
-
-    match destination.ordering:
-        case "aggregate":
-            return by_aggregate
-        case "event_type":
-            return by_event_type
-        case "tenant":
-            return by_tenant
-    return lambda delivery: delivery.ordering_key
+    others: dict[str, KeyOf] = {"event_type": lambda delivery: delivery.event_type, "tenant": tenant_of}
+    otherwise = others.get(str(destination.ordering))
+    return by_aggregate if destination.ordering == "aggregate" else by_other
 
 
 _COPIES = ("relaybox-replay", "relaybox-dead-letter-from")

@@ -35,7 +35,7 @@ from relaybox.sinks.broker import (
     tls_context,
 )
 from relaybox.sinks.deadline import Deadline
-from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of, being_cancelled
+from relaybox.sinks.sink import DELIVERED, Answer, InBatches, being_cancelled, try_each
 
 PORT = 6379
 DEFAULT_STREAM = "{aggregate_type}-events"
@@ -79,7 +79,7 @@ class RedisSink(InBatches):
         self._address = parse_address(destination, PORT, known)
         options = self._address.options
         self._open = _opener(self._address, destination, encrypted=encrypted)
-        self._where = ":".join(map(str, self._address.hosts[0]))
+        self._where = self._address.where
         stream = options.get("stream")
         self._stream = Template(stream or DEFAULT_STREAM, destination, "stream", lower=stream is None)
         trim = [*_trim(options, destination), b"*"]
@@ -102,7 +102,7 @@ class RedisSink(InBatches):
         try:
             with self._deadline():
                 async with self._lent() as connection:
-                    await self._ask(connection, self._commands(deliveries, answers), answers)
+                    await self._ask(connection, try_each(deliveries, self.command, answers), answers)
         except (OSError, exceptions.RedisError, Unavailable) as error:
             otherwise: Answer = self._explained(error)
         except asyncio.CancelledError:
@@ -148,15 +148,6 @@ class RedisSink(InBatches):
         )
         pairs = [_name(name) + _bulk(value.encode()) for name, value in fields.items()]
         return Command(stream, b"".join((begin, *pairs, _DATA, _bulk(message.body))))
-
-    def _commands(self, deliveries: Sequence[Delivery], answers: dict[int, Answer]) -> dict[int, Command]:
-        commands = {}
-        for at, delivery in enumerate(deliveries):
-            try:
-                commands[at] = self.command(delivery)
-            except Exception as error:
-                answers[at] = answer_of(error)
-        return commands
 
     async def _ask(
         self, connection: Connection, commands: Mapping[int, Command], answers: dict[int, Answer]

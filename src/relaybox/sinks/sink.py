@@ -18,12 +18,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.errors import PayloadError
 
+T = TypeVar("T")
 Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
@@ -108,7 +109,7 @@ async def run_workers(work: Callable[[Workers], Coroutine[Any, Any, None]]) -> N
         Workers(tasks, work).add()
 
 
-class _Limited:
+class Limited:
     """Holds for all calls of ``send`` together: no more than ``concurrency`` places are taken at once."""
 
     keeps_order = True
@@ -124,7 +125,7 @@ class _Limited:
         """Nothing is held."""
 
 
-class OneByOne(_Limited):
+class OneByOne(Limited):
     """A base for sinks that send one delivery at a time: many keys at once, each key in sequence.
 
     A subclass writes ``deliver``, which returns when the destination acknowledged and raises otherwise.
@@ -182,7 +183,7 @@ class OneByOne(_Limited):
         return answers
 
 
-class InBatches(_Limited):
+class InBatches(Limited):
     """A base for sinks that send many deliveries in one request, each with an answer of its own.
 
     A subclass writes ``deliver``. Of one key no more than one delivery is in a request, and the next follows
@@ -218,7 +219,11 @@ class InBatches(_Limited):
                 while batch := take():
                     if ready:
                         workers.add()
-                    for at, answer in zip(batch, await self._answers(deliveries, batch, sender), strict=True):
+                    try:
+                        answered = await self.deliver([deliveries[at] for at in batch])
+                    except BaseException as error:
+                        answered = [_answer(error, sender)] * len(batch)
+                    for at, answer in zip(batch, answered, strict=True):
                         answers[at] = answer
                         progress.report(deliveries[at], answer)
                         if isinstance(answer, Delivered) and at in following:
@@ -230,13 +235,18 @@ class InBatches(_Limited):
         await run_workers(work)
         return answers
 
-    async def _answers(
-        self, deliveries: Sequence[Delivery], batch: Sequence[int], sender: asyncio.Task[Any] | None
-    ) -> Sequence[Answer]:
+
+def try_each(
+    deliveries: Sequence[Delivery], make: Callable[[Delivery], T], answers: dict[int, Answer]
+) -> dict[int, T]:
+    """Make something of each delivery, by its place; what ``make`` raises is that delivery's answer."""
+    made = {}
+    for at, delivery in enumerate(deliveries):
         try:
-            return await self.deliver([deliveries[at] for at in batch])
-        except BaseException as error:
-            return [_answer(error, sender)] * len(batch)
+            made[at] = make(delivery)
+        except Exception as error:
+            answers[at] = answer_of(error)
+    return made
 
 
 def answer_of(error: Exception) -> Answer:

@@ -30,6 +30,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from enum import Enum
+from operator import attrgetter
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -197,10 +198,6 @@ def _bytes(value: Any, limits: Limits, room: int) -> Any:
     raise _Refused(f"{kind} cannot stand inside JSON; send base64 text, or bytes as the whole payload")
 
 
-def _enum(value: Enum, limits: Limits, room: int) -> Any:
-    return _converter(type(value.value))(value.value, limits, room)
-
-
 def _array(value: Iterable[Any], limits: Limits, room: int) -> list[Any]:
     if not room:
         raise _too_deep(limits)
@@ -272,16 +269,8 @@ def _by_fields(fields: Callable[[Any], Any]) -> _Converter:
     return convert
 
 
-def _dataclass_fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-
-
-def _attrs_fields(value: Any) -> dict[str, Any]:
-    return {field.name: getattr(value, field.name) for field in type(value).__attrs_attrs__}
-
-
-def _model_fields(value: Any) -> Any:
-    return value.model_dump()
+def _named_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
+    return {field.name: getattr(value, field.name) for field in fields}
 
 
 def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
@@ -303,10 +292,6 @@ def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
 def _is_default(item: Any, default: Any) -> bool:
     made = type(item) in (list, dict, set) and getattr(default, "factory", None) is type(item)
     return item is default or (made and not item)
-
-
-def _unknown(value: Any, limits: Limits, room: int) -> Any:
-    raise _Refused(f"{_kind(value)} cannot be written as JSON; send a dict, a dataclass or text made from it")
 
 
 def _kind(value: Any) -> str:
@@ -343,7 +328,7 @@ def _unwrapped(builtin: Callable[[Any], Any], convert: _Converter) -> _Converter
 
 # In the order they are asked: an Enum may also be an int, and every datetime is a date.
 _SUBCLASSES: tuple[tuple[type, _Converter], ...] = (
-    (Enum, _enum),
+    (Enum, _by_fields(attrgetter("value"))),
     (msgspec.Struct, _by_fields(_struct_fields)),
     (str, _unwrapped(str.__str__, _text)),
     (int, _unwrapped(int.__int__, _integer)),
@@ -356,25 +341,27 @@ _SUBCLASSES: tuple[tuple[type, _Converter], ...] = (
 def _find_converter(kind: type) -> _Converter:
     if kind in _EXACT:
         return _EXACT[kind]
-    found = _subclass_converter(kind) or _model_converter(kind) or _django_converter(kind)
-    return found or _container_converter(kind)
+    for base, convert in _SUBCLASSES:
+        if issubclass(kind, base):
+            return convert
+    if found := _model_converter(kind) or _django_converter(kind):
+        return found
+    if issubclass(kind, Mapping):
+        return _object
+    return _array if issubclass(kind, list | tuple | set | frozenset) else _UNKNOWN
 
 
 _converter: Callable[[type], _Converter] = functools.lru_cache(maxsize=1024)(_find_converter)
 
 
-def _subclass_converter(kind: type) -> _Converter | None:
-    return next((convert for base, convert in _SUBCLASSES if issubclass(kind, base)), None)
-
-
 def _model_converter(kind: type) -> _Converter | None:
     """Pydantic and attrs are known by their marks, so that neither need be installed."""
     if hasattr(kind, "model_dump"):
-        return _by_fields(_model_fields)
+        return _by_fields(lambda value: value.model_dump())
     if dataclasses.is_dataclass(kind):
-        return _by_fields(_dataclass_fields)
+        return _by_fields(lambda value: _named_fields(value, dataclasses.fields(value)))
     if hasattr(kind, "__attrs_attrs__"):
-        return _by_fields(_attrs_fields)
+        return _by_fields(lambda value: _named_fields(value, type(value).__attrs_attrs__))
     return _string if hasattr(kind, "unicode_string") else None
 
 
@@ -387,6 +374,7 @@ def _refuser(fix: str) -> _Converter:
     return refuse
 
 
+_UNKNOWN = _refuser("send a dict, a dataclass or text made from it")
 _QUERY = _refuser("send a list of what receivers need, such as list(queryset.values('id', 'name'))")
 _DJANGO: dict[str, _Converter] = {
     "django.utils.functional.Promise": _by_fields(str),
@@ -400,9 +388,3 @@ def _django_converter(kind: type) -> _Converter | None:
     """Django's are known by the names of their bases, so that it need not be installed."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return next((_DJANGO[name] for name in names if name in _DJANGO), None)
-
-
-def _container_converter(kind: type) -> _Converter:
-    if issubclass(kind, Mapping):
-        return _object
-    return _array if issubclass(kind, list | tuple | set | frozenset) else _unknown

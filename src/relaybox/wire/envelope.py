@@ -1,4 +1,4 @@
-"""What a receiver gets of a delivery: the body, its content type and the headers that travel with it.
+"""What a receiver gets of a delivery: the body, its content type and headers; and the event out of them.
 
 | ``format`` | body |
 |---|---|
@@ -10,18 +10,22 @@
 
 A payload of bytes stands as base64 in ``data_base64`` instead of ``data``; under ``payload`` it is the body.
 The stored JSON text is copied into the body as it is: nobody here needs to understand it.
+
+``unpack`` tells the ``format`` by the content type and the fields of the body. What the headers of a broker's
+message say of the event goes before what the body says; under ``payload`` they say all there is. A webhook
+has no such headers: its type and aggregate are empty then.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
 from uuid import UUID
 
-from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, json
+from msgspec import UNSET, DecodeError, Raw, Struct, UnsetType, ValidationError, convert, json
 
 from relaybox.core.event import Delivery, Event
 from relaybox.core.outcome import Retry
@@ -31,6 +35,7 @@ from relaybox.wire.codec import BINARY, Limits, decode, encode_payload
 JSON = "application/json"
 BYTES = "application/octet-stream"
 CLOUDEVENTS = "application/cloudevents+json"
+CONTENT_TYPES = (JSON, CLOUDEVENTS, BYTES)
 
 _LONGEST_MARK = 200
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}")
@@ -165,8 +170,7 @@ def _payload(delivery: Delivery) -> Envelope:
 
 def _by_function(function: Callable[[Event], Any], delivery: Delivery) -> Envelope:
     # The limit is for what a database keeps; how much a receiver takes is its own matter.
-    limits = Limits(max_bytes=1 << 40)
-    text, data, _ = encode_payload(function(event_of(delivery)), limits)
+    text, data, _ = encode_payload(function(event_of(delivery)), Limits(max_bytes=1 << 40))
     if text is None:
         return Envelope(data or b"", BYTES, _headers(delivery))
     return Envelope(text.encode(), JSON, _headers(delivery))
@@ -226,3 +230,116 @@ def _headers(delivery: Delivery) -> dict[str, str]:
 def _one_line(text: str) -> str:
     """As a header may hold it: printable ASCII, and not much of it."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST_MARK]).strip()
+
+
+_FLAT_FIELDS = {"id", "type", "timestamp", "aggregate_id"}
+_JSON_FIELDS = {*_FLAT_FIELDS, "aggregate_type"}
+_OURS = ("event-id", "event-type", "aggregate-type", "aggregate-id")
+
+
+class Malformed(ValueError):
+    """A message that holds no event; the text says what is wrong and shows nothing of it."""
+
+
+class Received(NamedTuple):
+    """A message as it arrived. ``message_id`` is the event's; ``sent_at`` stands in for an unknown time."""
+
+    message_id: str
+    body: bytes
+    content_type: str
+    headers: Mapping[str, str]
+    sent_at: datetime
+    attempt: int = 1
+
+
+class _Content(NamedTuple):
+    """What a body says."""
+
+    payload: Any
+    type: Any = ""
+    aggregate_type: Any = ""
+    aggregate_id: Any = ""
+    timestamp: Any = None
+
+
+def media_type(content_type: str) -> str:
+    """The content type without its parameters."""
+    return content_type.partition(";")[0].strip().lower()
+
+
+def unpack(message: Received) -> Event:
+    """The event that a message holds; raises ``Malformed``."""
+    if not message.message_id:
+        raise Malformed("the message has no id")
+    try:
+        event_id = UUID(message.message_id)
+    except ValueError:
+        raise Malformed("the message's id is no UUID") from None
+    content = _content(message, event_id)
+    headers = message.headers
+    return Event(
+        event_id,
+        headers.get("event-type") or _text(content.type, "type"),
+        headers.get("aggregate-type") or _text(content.aggregate_type, "aggregate_type"),
+        headers.get("aggregate-id") or _text(content.aggregate_id, "aggregate_id"),
+        content.payload,
+        {name: value for name, value in headers.items() if name not in _OURS},
+        message.attempt,
+        message.sent_at if content.timestamp is None else _moment(content.timestamp),
+    )
+
+
+def _content(message: Received, event_id: UUID) -> _Content:
+    kind = media_type(message.content_type)
+    if kind not in CONTENT_TYPES:
+        raise Malformed(f"the content type is none of {', '.join(CONTENT_TYPES)}")
+    if kind == BYTES:
+        return _Content(message.body)
+    try:
+        body = json.decode(message.body)
+    except (DecodeError, UnicodeDecodeError, RecursionError):
+        raise Malformed("the body is not JSON") from None
+    if kind == CLOUDEVENTS:
+        return _cloudevent(body, event_id)
+    if not isinstance(body, dict) or not body.keys() >= _FLAT_FIELDS or body["id"] != str(event_id):
+        return _Content(body)
+    about = body["aggregate_id"], body["timestamp"]
+    if body.keys() in ({*_JSON_FIELDS, "data"}, {*_JSON_FIELDS, "data_base64"}):
+        return _Content(_payload_of(body), body["type"], body["aggregate_type"], *about)
+    own = body.keys() - _FLAT_FIELDS
+    # Under ``data`` stands a payload that is no object: one that is would have its fields here.
+    if own in ({"data"}, {"data_base64"}) and not isinstance(body.get("data"), dict):
+        return _Content(_payload_of(body), body["type"], "", *about)
+    return _Content({name: value for name, value in body.items() if name in own}, body["type"], "", *about)
+
+
+def _cloudevent(body: Any, event_id: UUID) -> _Content:
+    if not isinstance(body, dict) or body.get("specversion") != "1.0":
+        raise Malformed("the body is no CloudEvent of version 1.0")
+    if body.get("id") != str(event_id):
+        raise Malformed("the CloudEvent's id is not that of the message")
+    kind, key = body.get("aggregatetype", ""), body.get("subject", "")
+    return _Content(_payload_of(body), body.get("type"), kind, key, body.get("time"))
+
+
+def _payload_of(body: dict[str, Any]) -> Any:
+    if "data_base64" not in body:
+        return body.get("data")
+    try:
+        return convert(body["data_base64"], bytes)
+    except ValidationError:
+        raise Malformed("data_base64 is not base64") from None
+
+
+def _text(value: Any, field: str) -> str:
+    if not isinstance(value, str):
+        raise Malformed(f"{field} is no text")
+    return value
+
+
+def _moment(value: Any) -> datetime:
+    try:
+        moment = convert(value, datetime)
+    except ValidationError:
+        raise Malformed("the event's time is not written as RFC 3339 says") from None
+    return moment if moment.tzinfo else moment.replace(tzinfo=UTC)

@@ -16,8 +16,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from base64 import b64decode
-from binascii import b2a_base64
+from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -53,7 +52,9 @@ def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
 def sign(keys: Iterable[Key], message_id: str, timestamp: int, body: bytes) -> str:
     """The value of ``webhook-signature``: one signature for each key."""
     message = _message(message_id, str(timestamp), body)
-    return " ".join([f"{key.version},{_base64(key.sign(message))}" for key in keys if key.sign is not None])
+    return " ".join(
+        [f"{key.version},{b64encode(key.sign(message)).decode()}" for key in keys if key.sign is not None]
+    )
 
 
 def verify(
@@ -70,7 +71,7 @@ def verify(
     error. ``now`` is the time in seconds since 1970. Raises ``ConfigError`` where a secret is malformed.
     """
     keys = parse_keys(secrets)
-    found = _our_headers(headers)
+    found = {_text(name).lower(): _text(value).strip() for name, value in headers.items()}
     message_id, timestamp, signatures = (found.get(name, "") for name in (ID, TIMESTAMP, SIGNATURE))
     if not message_id or not is_recent(timestamp, tolerance, now):
         return False
@@ -91,16 +92,8 @@ def is_recent(timestamp: str, tolerance: float, now: float) -> bool:
     return abs(now - int(timestamp)) <= tolerance
 
 
-def _base64(signature: bytes) -> str:
-    return b2a_base64(signature, newline=False).decode()
-
-
 def _message(message_id: str, timestamp: str, body: bytes) -> bytes:
     return b"%b.%b.%b" % (message_id.encode("utf-8", "surrogatepass"), timestamp.encode(), body)
-
-
-def _our_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
-    return {_text(name).lower(): _text(value).strip() for name, value in headers.items()}
 
 
 def _text(value: object) -> str:
@@ -122,13 +115,8 @@ def _split(signatures: str) -> list[tuple[str, bytes]]:
 
 def _parse_key(text: str) -> Key:
     prefix, _, encoded = text.partition("_")
-    if prefix == "whsec":
-        return _symmetric(_decode(prefix, encoded))
-    if prefix == "whsk":
-        return _private(_decode(prefix, encoded))
-    if prefix == "whpk":
-        return _public(_decode(prefix, encoded))
-    return _symmetric(text.encode())
+    kind = {"whsec": _symmetric, "whsk": _private, "whpk": _public}.get(prefix)
+    return _symmetric(text.encode()) if kind is None else kind(_decode(prefix, encoded))
 
 
 def _decode(prefix: str, encoded: str) -> bytes:

@@ -28,6 +28,7 @@ SYSTEM = "relaybox"
 """What spans call this messaging system."""
 
 _API = "opentelemetry.trace"
+_version = functools.cache(version)
 _SAMPLED = re.compile(r'"traceparent": ?"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-0[13]"')
 _TRACE_ID = re.compile(r'"traceparent": ?"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}"')
 
@@ -143,12 +144,7 @@ def tracer() -> Tracer:
     """The one that spans of ours are made by."""
     from opentelemetry.trace import get_tracer
 
-    return get_tracer("relaybox", _version())
-
-
-@functools.cache
-def _version() -> str:
-    return version("relaybox")
+    return get_tracer("relaybox", _version("relaybox"))
 
 
 @functools.cache

@@ -33,8 +33,7 @@ from relaybox.errors import ConfigError, MissingExtra
 from relaybox.receive.consumer import Crashed, Once, Refused, Verdict
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, finish, pause, text_headers
 from relaybox.sinks.sink import describe
-from relaybox.wire.envelope import JSON
-from relaybox.wire.unpack import Received
+from relaybox.wire.envelope import JSON, Received
 
 try:
     import confluent_kafka as kafka

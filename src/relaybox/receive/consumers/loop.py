@@ -33,7 +33,7 @@ from relaybox.receive.consumer import (
 )
 from relaybox.sinks.sink import Places, describe
 from relaybox.sinks.threads import Threads
-from relaybox.wire.unpack import Malformed, Received, unpack
+from relaybox.wire.envelope import Malformed, Received, unpack
 
 log = logging.getLogger("relaybox.consumer")
 

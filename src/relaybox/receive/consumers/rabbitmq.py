@@ -29,8 +29,7 @@ from relaybox.errors import MissingExtra
 from relaybox.receive.consumer import Done, Once, Verdict, cancelled
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.sinks.sink import describe
-from relaybox.wire.envelope import JSON
-from relaybox.wire.unpack import Received
+from relaybox.wire.envelope import JSON, Received
 
 try:
     import aio_pika

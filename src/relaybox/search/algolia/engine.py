@@ -13,7 +13,7 @@ import asyncio
 import re
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import quote
 from uuid import uuid4
 
@@ -23,7 +23,7 @@ from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreach
 from relaybox.core.settings import Destination
 from relaybox.search.algolia.application import Application, application_of
 from relaybox.search.change import BUILDING
-from relaybox.search.engine import Change
+from relaybox.search.engine import TROUBLE, Change, Item, encode_changes, halves, parts_of
 from relaybox.search.http import Client, Reply
 from relaybox.sinks.sink import DELIVERED, Answer, clean
 
@@ -45,15 +45,6 @@ _BAD = re.compile(r"[Rr]ecord at the position ([0-9]+)(?: objectID=(.*))? is too
 def open_engine(destination: Destination) -> AlgoliaEngine:
     """The engine of a destination whose URL begins with ``algolia://``."""
     return AlgoliaEngine(application_of(destination), destination.timeout)
-
-
-class _Action(NamedTuple):
-    """What a batch holds of the change ``at`` its place."""
-
-    at: int
-    id: str
-    deletes: bool
-    packed: bytes
 
 
 class AlgoliaEngine:
@@ -78,14 +69,17 @@ class AlgoliaEngine:
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
         """An answer for each change, when the tasks of all are published."""
         answers: dict[int, Answer] = {}
-        actions = []
-        for at, change in enumerate(changes):
-            try:
-                actions.append(_Action(at, change.id, change.document is None, self._packed(change)))
-            except Reject as error:
-                answers[at] = error
+        actions = encode_changes(changes, self._packed, answers)
         tasks = await self._send(index, actions, answers)
-        await self._await_tasks(index, tasks, answers)
+        end = time.monotonic() + self._timeout
+        trouble: Answer | None = None
+        for task, part in tasks:
+            if trouble is None:
+                try:
+                    await self._published(index, task, end)
+                except TROUBLE as error:
+                    trouble = error
+            answers.update((action.at, trouble or DELIVERED) for action in part)
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -192,15 +186,15 @@ class AlgoliaEngine:
         return {name: value for name, value in record.items() if name not in added}
 
     async def _send(
-        self, index: str, actions: Sequence[_Action], answers: dict[int, Answer]
-    ) -> Sequence[tuple[int, Sequence[_Action]]]:
+        self, index: str, actions: Sequence[Item], answers: dict[int, Answer]
+    ) -> Sequence[tuple[int, Sequence[Item]]]:
         """The tasks of what Algolia took; what it did not take is answered."""
         tasks = []
-        left = _parts(actions)
+        left = list(parts_of(actions, LARGEST_BODY))
         end = time.monotonic() + self._timeout
         while left:
             part = left.pop()
-            body = b'{"requests":[%b]}' % b",".join([action.packed for action in part])
+            body = b'{"requests":[%b]}' % b",".join([action.sent for action in part])
             try:
                 if time.monotonic() > end:
                     raise Unavailable(f"{self.where} has not taken all within {self._timeout:g}s")
@@ -208,7 +202,7 @@ class AlgoliaEngine:
                 if reply.ok:
                     tasks.append((_task_of(reply), part))
                 elif reply.status == 413 and len(part) > 1:
-                    left += _halves(part)
+                    left += halves(part)
                 elif reply.status in (400, 413) and _is_of_record(reply):
                     left += self._without_bad(reply, part, answers)
                 elif _over_quota(reply) and len(part) > 1:
@@ -220,7 +214,7 @@ class AlgoliaEngine:
                     answers.update((action.at, refused) for action in part if action not in fewer)
                 else:
                     raise self._failed(reply)
-            except (Retry, Reject, Unavailable) as error:
+            except TROUBLE as error:
                 # It holds for the application or the index, and so for whatever would follow.
                 for action in (*part, *(each for more in left for each in more)):
                     answers[action.at] = error
@@ -228,36 +222,23 @@ class AlgoliaEngine:
         return tasks
 
     def _without_bad(
-        self, reply: Reply, part: Sequence[_Action], answers: dict[int, Answer]
-    ) -> list[Sequence[_Action]]:
+        self, reply: Reply, part: Sequence[Item], answers: dict[int, Answer]
+    ) -> list[Sequence[Item]]:
         """What to try next of a batch that was refused for a bad record; the bad one is answered."""
         bad = part[0] if len(part) == 1 else _named(reply, part)
         if bad is None:
-            return _halves(part)
+            return halves(part)
         reason = self._client.reason(reply)
         answers[bad.at] = Reject(reason)
         rest = [action for action in part if action is not bad]
         if "too big" in _said_in(reply):
             for action in rest:
-                if len(action.packed) > len(bad.packed):
+                if len(action.sent) > len(bad.sent):
                     answers[action.at] = Reject(
                         f"the record is larger than another that was refused: {reason}"
                     )
             rest = [action for action in rest if action.at not in answers]
         return [rest] if rest else []
-
-    async def _await_tasks(
-        self, index: str, tasks: Sequence[tuple[int, Sequence[_Action]]], answers: dict[int, Answer]
-    ) -> None:
-        end = time.monotonic() + self._timeout
-        trouble: Answer | None = None
-        for task, part in tasks:
-            if trouble is None:
-                try:
-                    await self._published(index, task, end)
-                except (Retry, Reject, Unavailable) as error:
-                    trouble = error
-            answers.update((action.at, trouble or DELIVERED) for action in part)
 
     async def _published(self, index: str, task: int, end: float) -> None:
         """Wait until the task is done. The first look comes after half of what the last task took."""
@@ -286,7 +267,7 @@ class AlgoliaEngine:
         seconds: float | None = None,
     ) -> None:
         """A request that makes a task; returns when that is published."""
-        reply = await self._ask(method, _path(index, path), None if asked is None else json.encode(asked))
+        reply = await self._ask(method, _path(index, path), asked)
         if not reply.ok:
             raise self._failed(reply)
         end = time.monotonic() + (self._timeout if seconds is None else seconds)
@@ -307,15 +288,12 @@ class AlgoliaEngine:
     async def _read(
         self, method: str, path: str, asked: Mapping[str, Any] | None = None
     ) -> Mapping[str, Any]:
-        body = None if asked is None else json.encode(asked)
-        reply = await self._ask(method, path, body, reading=True)
+        reply = await self._ask(method, path, asked, reading=True)
         if not reply.ok:
             raise self._failed(reply)
         return _object_of(reply)
 
-    async def _ask(
-        self, method: str, path: str, body: bytes | None = None, *, reading: bool = False
-    ) -> Reply:
+    async def _ask(self, method: str, path: str, body: Any = None, *, reading: bool = False) -> Reply:
         """The answer of the first host that has one: not of those that nobody reaches, or that say 5xx."""
         bases = self._application.reading if reading else self._application.writing
         now = time.monotonic()
@@ -323,7 +301,7 @@ class AlgoliaEngine:
         for base in in_turn:
             last = base is in_turn[-1]
             try:
-                reply = await self._client.request(method, path, body=body, bases=[base])
+                reply = await self._client.request(method, path, body, bases=[base])
                 if reply.status < 500:
                     return reply
                 self._down[base] = time.monotonic() + DOWN_SECONDS
@@ -354,7 +332,7 @@ def _path(index: str, path: str) -> str:
     return f"/1/indexes/{quote(index, safe='')}{path}"
 
 
-def _named(reply: Reply, part: Sequence[_Action]) -> _Action | None:
+def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
     """The record that Algolia names as the bad one: by its fields, or on newer clusters in the message."""
     error = _error_in(reply)
     told = _BAD.search(_said_in(reply))
@@ -364,23 +342,6 @@ def _named(reply: Reply, part: Sequence[_Action]) -> _Action | None:
     if named and name in (None, named[0].id):
         return named[0]
     return next((action for action in part if action.id == name), None)
-
-
-def _halves(part: Sequence[_Action]) -> list[Sequence[_Action]]:
-    middle = len(part) // 2
-    return [part[:middle], part[middle:]]
-
-
-def _parts(actions: Sequence[_Action]) -> list[Sequence[_Action]]:
-    """Batches of no more than what Algolia advises."""
-    parts: list[Sequence[_Action]] = []
-    begin = size = 0
-    for at, action in enumerate(actions):
-        if at > begin and size + len(action.packed) > LARGEST_BODY:
-            parts.append(actions[begin:at])
-            begin, size = at, 0
-        size += len(action.packed)
-    return [*parts, actions[begin:]] if actions else parts
 
 
 def _object_of(reply: Reply) -> Mapping[str, Any]:
@@ -417,8 +378,4 @@ def _over_quota(reply: Reply) -> bool:
 
 def _error_in(reply: Reply) -> Mapping[str, Any]:
     """All that it says of a failure; nothing where somebody else answered."""
-    try:
-        said = reply.json()
-    except Unavailable:
-        return {}
-    return said if isinstance(said, dict) else {}
+    return reply.read(dict[str, Any]) or {}

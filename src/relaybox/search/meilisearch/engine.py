@@ -19,11 +19,10 @@ from msgspec import Struct, json
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
-from relaybox.errors import ConfigError
+from relaybox.errors import ConfigError, shorten
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
-from relaybox.search.engine import Change
+from relaybox.search.engine import TROUBLE, Change, Item, encode_changes, halves, parts_of
 from relaybox.search.http import Client, Reply
-from relaybox.search.meilisearch.requests import WriteRequest, check_copied, is_id, path_of, requests_of
 from relaybox.search.meilisearch.tasks import Error, Task, Tasks, enqueued, error_of
 from relaybox.sinks.broker import TLS_OPTIONS, parse_address, tls_context
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
@@ -38,16 +37,18 @@ KNOWN = 10_000
 SWAPS = 2
 """Times that a swap is tried whose effect is not seen."""
 
+LARGEST_BODY = 32 * 1024 * 1024
+"""Bytes of a request; a server takes 100 MiB unless it is told otherwise."""
+LONGEST_ID = 511
+
 _NDJSON = "application/x-ndjson"
+_NAME = re.compile(r"[a-zA-Z0-9_-]+", re.ASCII)
 _NAMED = re.compile(r"(?:identifier|with the id:) `\"?([^`\"]+)\"?`")
 
 
 class _Index(Struct, rename="camel"):
     created_at: datetime
     primary_key: str | None
-
-
-_decode_index = json.Decoder(_Index).decode
 
 
 class MeilisearchEngine:
@@ -82,10 +83,15 @@ class MeilisearchEngine:
 
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
         """Do them all, and answer each when its task has finished."""
-        path_of(index)
+        _path(index)
         end = self._end()
         answers: dict[int, Answer] = {}
-        requests = requests_of(changes, answers)
+        items = encode_changes(changes, _encode, answers)
+        requests = [
+            part
+            for deletes in (False, True)
+            for part in parts_of([item for item in items if item.deletes is deletes], LARGEST_BODY)
+        ]
         while requests:
             some, requests = requests[:AT_ONCE], requests[AT_ONCE:]
             for left in await asyncio.gather(*(self._settle(index, each, answers, end) for each in some)):
@@ -105,19 +111,19 @@ class MeilisearchEngine:
 
     async def create(self, name: str, *, like: str | None = None) -> None:
         """Make an empty index with the primary key and settings of ``like``; ``Retry`` where it exists."""
-        path = path_of(name)
+        path = _path(name)
         key, settings = self._id_field, {}
         if like is not None:
-            key = (await self._json("GET", path_of(like)))["primaryKey"] or key
-            settings = await self._json("GET", f"{path_of(like)}/settings")
-            check_copied(like, settings)
+            key = (await self._json("GET", _path(like)))["primaryKey"] or key
+            settings = await self._json("GET", f"{_path(like)}/settings")
+            _check_copied(like, settings)
         await self._do("POST", "/indexes", {"uid": name, "primaryKey": key})
         if not settings:
             return
         try:
             await self._do("PATCH", f"{path}/settings", settings)
-        except (Retry, Reject, Unavailable):
-            with suppress(Retry, Reject, Unavailable):
+        except TROUBLE:
+            with suppress(*TROUBLE):
                 await self.drop(name)
             raise
 
@@ -130,19 +136,19 @@ class MeilisearchEngine:
 
     async def drop(self, name: str) -> None:
         """Delete the index, if it exists."""
-        await self._do("DELETE", path_of(name), unless="index_not_found")
+        await self._do("DELETE", _path(name), unless="index_not_found")
 
     async def refresh(self, index: str) -> None:
         """What was written is visible: its task has succeeded."""
 
     async def count(self, index: str) -> int:
         """How many documents it has."""
-        count: int = (await self._json("GET", f"{path_of(index)}/stats"))["numberOfDocuments"]
+        count: int = (await self._json("GET", f"{_path(index)}/stats"))["numberOfDocuments"]
         return count
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """The documents that exist of these."""
-        possible = [each for each in dict.fromkeys(ids) if is_id(each)]
+        possible = [each for each in dict.fromkeys(ids) if _is_id(each)]
         found: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(possible), PAGE):
             some = possible[begin : begin + PAGE]
@@ -178,22 +184,27 @@ class MeilisearchEngine:
         return asyncio.get_running_loop().time() + self._timeout
 
     async def _settle(
-        self, index: str, request: WriteRequest, answers: dict[int, Answer], end: float
-    ) -> Sequence[WriteRequest]:
+        self, index: str, items: Sequence[Item], answers: dict[int, Answer], end: float
+    ) -> Sequence[Sequence[Item]]:
         """Answer what one request tells; the rest is to be sent in others."""
         try:
-            answer, error = await self._send(index, request, end)
-            if isinstance(answer, Reject | Retry) and len(request.items) > 1 and _divides(error):
-                return _divided(request, error, answer, answers)
+            answer, error = await self._send(index, items, end)
+            divides = error.code == "payload_too_large" or error.may_be_of_document
+            if isinstance(answer, Reject | Retry) and len(items) > 1 and divides:
+                # The document that the error names is answered; the others go in halves.
+                named = _NAMED.search(error.message)
+                guilty = {item.at for item in items if named and item.id == named[1]}
+                answers.update(dict.fromkeys(guilty, answer))
+                return halves([item for item in items if item.at not in guilty])
         except Exception as raised:
             # Those beside it go on, and what they do is not to be lost.
             answer = answer_of(raised)
-        answers.update((item.at, answer) for item in request.items)
+        answers.update((item.at, answer) for item in items)
         return ()
 
-    async def _send(self, index: str, request: WriteRequest, end: float) -> tuple[Answer, Error]:
+    async def _send(self, index: str, items: Sequence[Item], end: float) -> tuple[Answer, Error]:
         """What becomes of a request and its task, and the error if there is one."""
-        reply = await self._post(f"{path_of(index)}/documents", request, end)
+        reply = await self._post(f"{_path(index)}/documents", items, end)
         if not reply.ok:
             failure, error = self._failed(reply), _of_some(reply)
             if isinstance(failure, Reject) and not error.code:
@@ -202,22 +213,24 @@ class MeilisearchEngine:
             return failure, error
         task = await self._tasks.finished(enqueued(reply), end)
         failed, error = self._tasks.failure(task), task.error or Error()
-        if not request.deletes and (failed is None or error.of_index or error.of_document):
+        if not items[0].deletes and (failed is None or error.of_index or error.of_document):
             exists = await self._check_index(index, task)
             if failed is None and not exists:
                 # Another request has found that they had made it, and deleted it with what was added.
                 raise self._missing(index)
         return failed or DELIVERED, error
 
-    async def _post(self, path: str, request: WriteRequest, end: float) -> Reply:
+    async def _post(self, path: str, items: Sequence[Item], end: float) -> Reply:
+        """Add documents, as lines of JSON, or delete an array of ids."""
+        sent = [item.sent for item in items]
         try:
             async with asyncio.timeout_at(end):
-                if request.deletes:
-                    return await self._client.request("POST", f"{path}/delete-batch", body=request.body)
+                if items[0].deletes:
+                    body = b"[%b]" % b",".join(sent)
+                    return await self._client.request("POST", f"{path}/delete-batch", body)
                 key = {"primaryKey": self._id_field}
-                return await self._client.request(
-                    "POST", path, body=request.body, content_type=_NDJSON, params=key
-                )
+                body = b"\n".join(sent)
+                return await self._client.request("POST", path, body, content_type=_NDJSON, params=key)
         except TimeoutError:
             raise Unavailable(f"no answer from {self.where} within {self._timeout:g}s") from None
 
@@ -256,7 +269,7 @@ class MeilisearchEngine:
         return task.started_at <= created <= task.finished_at
 
     async def _index(self, name: str) -> _Index | None:
-        reply = await self._client.request("GET", path_of(name))
+        reply = await self._client.request("GET", _path(name))
         if reply.status == HTTPStatus.NOT_FOUND and error_of(reply).code == "index_not_found":
             return None
         if reply.status == HTTPStatus.FORBIDDEN and name.endswith(BUILDING):
@@ -264,10 +277,10 @@ class MeilisearchEngine:
             return None
         if not reply.ok:
             raise self._failed(reply)
-        try:
-            return _decode_index(reply.body)
-        except (ValueError, RecursionError):
-            raise Unavailable(f"{reply.where} tells nothing of an index: is it Meilisearch?") from None
+        index = reply.read(_Index)
+        if index is None:
+            raise Unavailable(f"{reply.where} tells nothing of an index: is it Meilisearch?")
+        return index
 
     async def _swap(self, live: str, fresh: str) -> None:
         """Swap them, whatever becomes of the answer: to swap once more would undo it."""
@@ -280,20 +293,17 @@ class MeilisearchEngine:
                 await self._do("POST", "/swap-indexes", [{"indexes": [live, fresh]}])
             except (Retry, Unavailable) as error:
                 trouble = Unavailable(error.reason)
-                await self._finish_swaps()
+                # Those that are under way come first.
+                asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
+                for task in (await self._json("GET", "/tasks", params=asked))["results"]:
+                    await self._tasks.finished(task["uid"], self._end())
             if (await self.present([live])).get(live) == wanted:
                 return
         raise trouble
 
-    async def _finish_swaps(self) -> None:
-        """Wait for those that are under way."""
-        asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
-        for task in (await self._json("GET", "/tasks", params=asked))["results"]:
-            await self._tasks.finished(task["uid"], self._end())
-
     async def _do(self, method: str, path: str, body: Any = None, *, unless: str | None = None) -> None:
         """Have a task done; ``unless`` is the code of a failure that is as good."""
-        reply = await self._request(method, path, body)
+        reply = await self._client.request(method, path, body)
         if not reply.ok:
             if error_of(reply).code == unless:
                 return
@@ -308,21 +318,15 @@ class MeilisearchEngine:
         return self._tasks.trouble(error_of(reply), str(reply.status)) or self._client.failed(reply)
 
     async def _fetch(self, index: str, asked: dict[str, Any]) -> Any:
-        return await self._json("POST", f"{path_of(index)}/documents/fetch", asked)
+        return await self._json("POST", f"{_path(index)}/documents/fetch", asked)
 
     async def _json(
         self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
     ) -> Any:
-        reply = await self._request(method, path, body, params)
+        reply = await self._client.request(method, path, body, params=params)
         if not reply.ok:
             raise self._failed(reply)
         return reply.json()
-
-    async def _request(
-        self, method: str, path: str, body: Any, params: Mapping[str, str] | None = None
-    ) -> Reply:
-        encoded = None if body is None else json.encode(body)
-        return await self._client.request(method, path, body=encoded, params=params)
 
 
 def _of_some(reply: Reply) -> Error:
@@ -333,16 +337,38 @@ def _of_some(reply: Reply) -> Error:
     return error if error.of_document else Error()
 
 
-def _divides(error: Error) -> bool:
-    """Whether some of what was sent may be taken without the rest."""
-    return error.code == "payload_too_large" or error.may_be_of_document
+def _encode(change: Change) -> bytes:
+    """Encode the document, or the id to delete; raises ``Reject`` where no server takes it."""
+    if not _is_id(change.id):
+        raise Reject(
+            f"{shorten(change.id)} is no id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
+            f"at most {LONGEST_ID} of them"
+        )
+    try:
+        return json.encode(change.id if change.document is None else dict(change.document))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise Reject(f"the document is no JSON: {error}") from None
 
 
-def _divided(
-    request: WriteRequest, error: Error, answer: Answer, answers: dict[int, Answer]
-) -> list[WriteRequest]:
-    """Answer the document that the error names, if it does; the others go in halves."""
-    named = _NAMED.search(error.message)
-    guilty = [item for item in request.items if named and item.id == named[1]]
-    answers.update((item.at, answer) for item in guilty)
-    return request.without(guilty).halves()
+def _is_id(text: str) -> bool:
+    return len(text) <= LONGEST_ID and _NAME.fullmatch(text) is not None
+
+
+def _path(index: str) -> str:
+    """Where an index is found; raises ``Reject`` where none can have the name."""
+    if not _NAME.fullmatch(index):
+        raise Reject(
+            f"{shorten(index)} is no index for Meilisearch: it takes letters a-z A-Z, digits, - and _"
+        )
+    return f"/indexes/{index}"
+
+
+def _check_copied(like: str, settings: Mapping[str, Any]) -> None:
+    """Raises ``Unavailable`` where settings cannot be copied: Meilisearch does not show an embedder's key."""
+    embedders: Mapping[str, Any] = settings.get("embedders") or {}
+    for name, embedder in embedders.items():
+        if embedder.get("apiKey"):
+            raise Unavailable(
+                f"the settings of the index {like!r} cannot be copied: its embedder {name!r} has an apiKey, "
+                "which Meilisearch does not tell"
+            )

@@ -9,7 +9,7 @@ import asyncio
 from datetime import datetime
 from http import HTTPStatus
 
-from msgspec import Struct, json
+from msgspec import Struct
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.search.http import Client, Reply
@@ -25,14 +25,8 @@ BUSY_PAUSE = 1.0
 _FINISHED = frozenset(["succeeded", "failed", "canceled"])
 _BUSY = frozenset([HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE])
 _FULL = frozenset(["no_space_left_on_device", "database_size_limit_reached"])
-_SERVERS_TROUBLE = frozenset(
-    [
-        "index_not_found",
-        "index_primary_key_already_exists",
-        *_FULL,
-        "io_error",
-        "too_many_open_files",
-    ]
+_SERVERS_TROUBLE = _FULL.union(
+    ["index_not_found", "index_primary_key_already_exists", "io_error", "too_many_open_files"]
 )
 _OF_DOCUMENTS = ("invalid_document_", "missing_document_", "document_", "invalid_vector", "malformed_payload")
 
@@ -79,34 +73,17 @@ class _Enqueued(Struct, rename="camel"):
     task_uid: int
 
 
-_decode_listed = json.Decoder(_Listed).decode
-_decode_enqueued = json.Decoder(_Enqueued).decode
-_decode_error = json.Decoder(Error).decode
-
-
 def error_of(reply: Reply) -> Error:
     """What an answer says is wrong; nothing where somebody else answered."""
-    try:
-        return _decode_error(reply.body)
-    except (ValueError, RecursionError):
-        return Error()
+    return reply.read(Error) or Error()
 
 
 def enqueued(reply: Reply) -> int:
     """The number of the task that a request made."""
-    try:
-        return _decode_enqueued(reply.body).task_uid
-    except (ValueError, RecursionError):
-        raise Unavailable(
-            f"{reply.where} answered {reply.status} without a task: is it Meilisearch?"
-        ) from None
-
-
-def _listed(reply: Reply) -> list[Task]:
-    try:
-        return _decode_listed(reply.body).results
-    except (ValueError, RecursionError):
-        raise Unavailable(f"{reply.where} answered without its tasks: is it Meilisearch?") from None
+    task = reply.read(_Enqueued)
+    if task is None:
+        raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Meilisearch?")
+    return task.task_uid
 
 
 class Tasks:
@@ -213,7 +190,10 @@ class Tasks:
                 failure = self._client.failed(reply)
                 # What the tasks do is another matter.
                 raise failure if isinstance(failure, Unavailable) else Unavailable(failure.reason)
-            found = {task.uid: task for task in _listed(reply)}
+            listed = reply.read(_Listed)
+            if listed is None:
+                raise Unavailable(f"{reply.where} answered without its tasks: is it Meilisearch?")
+            found = {task.uid: task for task in listed.results}
             for uid in some:
                 finished |= self._tell(uid, found.get(uid))
         return finished

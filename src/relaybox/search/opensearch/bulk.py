@@ -1,4 +1,4 @@
-"""OpenSearch's bulk requests: changes as lines, requests of a bearable size, and what the answers mean.
+"""OpenSearch's bulk requests: changes as lines, and what the answers mean.
 
 A change carries the version of its event (``external_gte``). OpenSearch takes none that is older than what it
 has, so a conflict says that a newer one is there. It knows the versions of deleted documents for a while
@@ -7,8 +7,7 @@ has, so a conflict says that a newer one is there. It knows the versions of dele
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from msgspec import Struct, json
 
@@ -18,61 +17,32 @@ from relaybox.search.http import Reply
 from relaybox.sinks.http.status import classify
 from relaybox.sinks.sink import DELIVERED, Answer, clean
 
-LARGEST_BODY = 10_000_000
-"""Bytes of a request of more than one change; a server takes 100 MB unless told otherwise."""
 LONGEST_ID = 512
 """Bytes of a document's id."""
 
 GUARD = b'{"index":{"_id":"-","if_seq_no":9007199254740991,"if_primary_term":1}}\n{}\n'
 """Refused in every index. Beside it a delete creates none: alone it ignores ``require_alias``."""
 
-_TROUBLE = frozenset(
-    [
-        "index_closed_exception",
-        "invalid_index_name_exception",
-        "security_exception",
-    ]
-)
+_TROUBLE = frozenset(["index_closed_exception", "invalid_index_name_exception", "security_exception"])
 _OVERLOAD = frozenset(
     ["circuit_breaking_exception", "cluster_block_exception", "rejected_execution_exception"]
 )
 """A cluster whose disks are full blocks writes and takes deletes: what waits has not failed by itself."""
 
 
-class BulkAction(NamedTuple):
-    """A change as it is sent: what to do, and the document if there is one."""
-
-    sent: bytes
-    is_delete: bool
-
-
-def bulk_action_of(change: Change) -> BulkAction:
-    """A change, encoded; raises ``Reject`` where no server takes it."""
+def bulk_action_of(change: Change) -> bytes:
+    """Encode what to do, and the document if there is one; raises ``Reject`` where no server takes it."""
     size = len(change.id.encode("utf-8", "surrogatepass"))
     if not 0 < size <= LONGEST_ID:
         raise Reject(f"the document's id has {size} bytes; OpenSearch takes 1 to {LONGEST_ID}")
     what = {"_id": change.id, "version": change.version, "version_type": "external_gte"}
     try:
         if change.document is None:
-            return BulkAction(json.encode({"delete": what}) + b"\n", is_delete=True)
+            return json.encode({"delete": what}) + b"\n"
         document = json.encode(change.document)
     except (TypeError, ValueError, OverflowError, RecursionError) as error:
         raise Reject(f"the document cannot be written as JSON: {error}") from None
-    return BulkAction(json.encode({"index": what}) + b"\n" + document + b"\n", is_delete=False)
-
-
-def parts_of(bulk_actions: Mapping[int, BulkAction]) -> Iterator[dict[int, BulkAction]]:
-    """The actions in requests that are not too large."""
-    part: dict[int, BulkAction] = {}
-    size = 0
-    for at, action in bulk_actions.items():
-        if part and size + len(action.sent) > LARGEST_BODY:
-            yield part
-            part, size = {}, 0
-        part[at] = action
-        size += len(action.sent)
-    if part:
-        yield part
+    return json.encode({"index": what}) + b"\n" + document + b"\n"
 
 
 class _Cause(Struct, gc=False):
@@ -80,9 +50,7 @@ class _Cause(Struct, gc=False):
     reason: str | None = None
 
 
-class _Error(Struct, gc=False):
-    type: str = ""
-    reason: str | None = None
+class _Error(_Cause, gc=False):
     caused_by: _Cause | None = None
 
 
@@ -97,15 +65,10 @@ class _Bulk(Struct, gc=False):
     items: list[dict[str, Item]]
 
 
-_decode = json.Decoder(_Bulk).decode
-
-
 def items_of(reply: Reply, count: int) -> Sequence[Item]:
     """What became of each change; raises ``Unavailable`` where the answer does not tell."""
-    try:
-        items = [item for entry in _decode(reply.body).items for item in entry.values()]
-    except (ValueError, RecursionError):
-        items = []
+    bulk = reply.read(_Bulk) or _Bulk([])
+    items = [item for entry in bulk.items for item in entry.values()]
     if len(items) != count:
         raise Unavailable(f"{reply.where} answered a bulk request in another way than OpenSearch does")
     return items

@@ -26,21 +26,23 @@ from secrets import token_hex
 from typing import Any
 from urllib.parse import quote
 
-from msgspec import Struct, ValidationError, convert, field, json
+from msgspec import Struct, ValidationError, convert, field
 
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse
 from relaybox.errors import ConfigError
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
-from relaybox.search.engine import Change
+from relaybox.search.engine import TROUBLE, Change, Item, encode_changes, halves, parts_of
 from relaybox.search.http import Client, Reply
-from relaybox.search.opensearch.bulk import GUARD, BulkAction, answer_to, bulk_action_of, items_of, parts_of
+from relaybox.search.opensearch.bulk import GUARD, answer_to, bulk_action_of, items_of
 from relaybox.sinks.broker import TLS_OPTIONS, Address, flag, parse_address, tls_context
 from relaybox.sinks.sink import Answer, answer_of, clean
 
 PORT = 9200
 MOST = 1000
+LARGEST_BODY = 10_000_000
+"""Bytes of a request of more than one change; a server takes 100 MB unless told otherwise."""
 PAGE = 5000
 """Ids in a page of ``scan``."""
 MOST_GOT = 500
@@ -108,23 +110,18 @@ class OpenSearchEngine:
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
         """Do them all; each is answered as the server answered it."""
         answers: dict[int, Answer] = {}
-        bulk_actions: dict[int, BulkAction] = {}
-        for at, change in enumerate(changes):
-            try:
-                bulk_actions[at] = bulk_action_of(change)
-            except Reject as error:
-                answers[at] = answer_of(error)
-        if bulk_actions and index not in self._aliases and index not in await self.present([index]):
+        items = encode_changes(changes, bulk_action_of, answers)
+        if items and index not in self._aliases and index not in await self.present([index]):
             raise self._missing(index)
         otherwise: Answer | None = None
-        for part in parts_of(bulk_actions):
+        for part in parts_of(items, LARGEST_BODY):
             if otherwise is None:
                 try:
                     answers |= await self._bulk(index, part)
                     continue
-                except (Retry, Reject, Unavailable) as error:
+                except TROUBLE as error:
                     otherwise = answer_of(error)
-            answers |= dict.fromkeys(part, otherwise)
+            answers.update((item.at, otherwise) for item in part)
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
@@ -149,7 +146,7 @@ class OpenSearchEngine:
         # Several relays may be about to create it at once: of one name there can be only one.
         ending = "000001" if like is None else f"{datetime.now(UTC):%Y%m%dt%H%M%S}-{token_hex(3)}"
         concrete = f"{name.removesuffix(BUILDING).lower()}-{ending}"
-        reply = await self._request("PUT", _path(concrete), {**body, "aliases": {name: {}}})
+        reply = await self._client.request("PUT", f"/{_path(concrete)}", {**body, "aliases": {name: {}}})
         if not reply.ok and b"resource_already_exists_exception" not in reply.body:
             raise self._client.failed(reply)
         if reply.ok and not reply.json().get("shards_acknowledged"):
@@ -174,11 +171,11 @@ class OpenSearchEngine:
             aliases |= found[live][old].aliases
             actions += _removal(live, old, aliases)
         actions += [{"add": {"index": new, "alias": alias, **more}} for alias, more in aliases.items()]
-        reply = await self._request("POST", "_aliases", {"actions": actions})
+        reply = await self._client.request("POST", "/_aliases", {"actions": actions})
         if not reply.ok and list((await self._look([live])).get(live, {})) != [new]:
             raise self._client.failed(reply)
         # It is done; what is left of the old one the next rebuild deletes as well.
-        with suppress(Retry, Reject, Unavailable):
+        with suppress(*TROUBLE):
             await self._clear(live)
 
     async def drop(self, name: str) -> None:
@@ -188,19 +185,20 @@ class OpenSearchEngine:
                 # Somebody may be about to put it in the place of the live one: only one finds the alias.
                 remove = {"remove": {"index": concrete, "alias": name, "must_exist": True}}
                 given_up = {"index": concrete, "alias": f"{name.removesuffix(BUILDING)}{REPLACED}"}
-                reply = await self._request("POST", "_aliases", {"actions": [remove, {"add": given_up}]})
+                actions = [remove, {"add": given_up}]
+                reply = await self._client.request("POST", "/_aliases", {"actions": actions})
                 if reply.status == HTTPStatus.NOT_FOUND:
                     continue
-                await self._done(reply)
+                self._done(reply)
             await self._delete(concrete)
 
     async def refresh(self, index: str) -> None:
         """Make visible whatever was written."""
-        await self._done(await self._request("POST", f"{_path(index)}/_refresh"))
+        await self._json("POST", f"/{_path(index)}/_refresh")
 
     async def count(self, index: str) -> int:
         """How many documents it has, as of its last refresh."""
-        answer = await self._done(await self._request("POST", f"{_path(index)}/_count"))
+        answer = await self._json("POST", f"/{_path(index)}/_count")
         return int(answer["count"])
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
@@ -208,8 +206,7 @@ class OpenSearchEngine:
         found: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(ids), MOST_GOT):
             body = {"ids": ids[begin : begin + MOST_GOT]}
-            reply = await self._request("POST", f"{_path(index)}/_mget", body)
-            for document in (await self._done(reply))["docs"]:
+            for document in (await self._json("POST", f"/{_path(index)}/_mget", body))["docs"]:
                 if "error" in document:
                     said = clean(str(document["error"]), self._secrets)
                     raise Unavailable(f"{self.where}: {said}")
@@ -221,15 +218,15 @@ class OpenSearchEngine:
         """The ids of all documents that there were at the last refresh, page by page."""
         body: dict[str, Any] = {"size": PAGE, "sort": ["_doc"], "_source": False}
         more = {"scroll": SCROLL, "allow_partial_search_results": "false"}
-        page = await self._done(await self._request("POST", f"{_path(index)}/_search", body, more))
+        page = await self._json("POST", f"/{_path(index)}/_search", body, more)
         try:
             while hits := page["hits"]["hits"]:
                 yield [hit["_id"] for hit in hits]
                 body = {"scroll": SCROLL, "scroll_id": page["_scroll_id"]}
-                page = await self._done(await self._request("POST", "_search/scroll", body))
+                page = await self._json("POST", "/_search/scroll", body)
         finally:
             with suppress(Unavailable):
-                await self._request("DELETE", "_search/scroll", {"scroll_id": page["_scroll_id"]})
+                await self._client.request("DELETE", "/_search/scroll", {"scroll_id": page["_scroll_id"]})
 
     async def check(self) -> None:
         """Reach the cluster with the user; raises ``Unavailable`` with the reason."""
@@ -243,50 +240,45 @@ class OpenSearchEngine:
         """Give up the connections."""
         await self._client.close()
 
-    async def _bulk(self, index: str, part: Mapping[int, BulkAction]) -> dict[int, Answer]:
+    async def _bulk(self, index: str, part: Sequence[Item]) -> dict[int, Answer]:
         """Send them in one request, or in halves where it is too large."""
         params = {}
         guard = b""
         if index in self._aliases:
             params["require_alias"] = "true"
-            guard = GUARD if all(action.is_delete for action in part.values()) else b""
+            guard = GUARD if all(item.deletes for item in part) else b""
         if self._refresh and not index.endswith(BUILDING):
             params["refresh"] = "wait_for"
-        body = guard + b"".join(action.sent for action in part.values())
+        body = guard + b"".join([item.sent for item in part])
         path = f"/{_path(index)}/_bulk"
-        reply = await self._client.request("POST", path, body=body, content_type=_NDJSON, params=params)
+        reply = await self._client.request("POST", path, body, content_type=_NDJSON, params=params)
         if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
-            return await self._halves(index, part, reply)
+            if len(part) == 1:
+                told = f"the document has {len(part[0].sent)} bytes, too many for {reply.where}"
+                return {part[0].at: Reject(f"{told}: its http.max_content_length allows less")}
+            first, second = halves(part)
+            return await self._bulk(index, first) | await self._bulk(index, second)
         if not reply.ok:
             raise self._refused(reply)
-        items = items_of(reply, len(part) + bool(guard))[bool(guard) :]
-        if any(item.status == HTTPStatus.NOT_FOUND and item.error is not None for item in items):
+        done = items_of(reply, len(part) + bool(guard))[bool(guard) :]
+        if any(item.status == HTTPStatus.NOT_FOUND and item.error is not None for item in done):
             # It was an alias when it was last looked for; what it is now, the next look tells.
             self._aliases.discard(index)
-        answers = (answer_to(item, reply.where, self._secrets) for item in items)
-        return dict(zip(part, answers, strict=True))
-
-    async def _halves(self, index: str, part: Mapping[int, BulkAction], reply: Reply) -> dict[int, Answer]:
-        places = list(part)
-        if len(places) == 1:
-            size = len(part[places[0]].sent)
-            fix = "its http.max_content_length allows less"
-            return {places[0]: Reject(f"the document has {size} bytes, too many for {reply.where}: {fix}")}
-        answers: dict[int, Answer] = {}
-        for half in (places[: len(places) // 2], places[len(places) // 2 :]):
-            answers |= await self._bulk(index, {at: part[at] for at in half})
-        return answers
+        return {
+            item.at: answer_to(answer, reply.where, self._secrets)
+            for item, answer in zip(part, done, strict=True)
+        }
 
     async def _look(self, names: Sequence[str]) -> dict[str, dict[str, _Index]]:
         """Of each name that exists, the concrete indexes: itself, or those that it is an alias of."""
         if not names:
             return {}
         params = {"ignore_unavailable": "true", "filter_path": "*.aliases,*.settings.index.uuid"}
-        reply = await self._request("GET", ",".join(map(_path, names)), params=params)
+        reply = await self._client.request("GET", f"/{','.join(map(_path, names))}", params=params)
         if not reply.ok:
             raise self._refused(reply)
         try:
-            indexes = convert(await self._done(reply), dict[str, _Index])
+            indexes = convert(self._done(reply), dict[str, _Index])
         except ValidationError:
             raise Unavailable(f"{reply.where} tells of its indexes otherwise than OpenSearch does") from None
         found = {}
@@ -318,31 +310,30 @@ class OpenSearchEngine:
             await self._delete(concrete)
 
     async def _is_searched(self, concrete: str) -> bool:
-        reply = await self._request("GET", f"{_path(concrete)}/_stats/search")
+        reply = await self._client.request("GET", f"/{_path(concrete)}/_stats/search")
         if reply.status == HTTPStatus.NOT_FOUND:
             return False
-        search = (await self._done(reply))["_all"]["total"].get("search", {})
+        search = self._done(reply)["_all"]["total"].get("search", {})
         return bool(search.get("query_current") or search.get("fetch_current"))
 
     async def _delete(self, concrete: str) -> None:
-        reply = await self._request("DELETE", _path(concrete))
+        reply = await self._client.request("DELETE", f"/{_path(concrete)}")
         if reply.status != HTTPStatus.NOT_FOUND:
-            await self._done(reply)
+            self._done(reply)
 
     async def _copied(self, like: str) -> dict[str, Any]:
         concrete = self._only(await self._look([like]), like)
-        answer = await self._done(await self._request("GET", concrete, params={"flat_settings": "true"}))
+        answer = await self._json("GET", f"/{concrete}", params={"flat_settings": "true"})
         settings = answer[concrete]["settings"]
         kept = {name: value for name, value in settings.items() if not _NOT_COPIED.match(name)}
         return {"mappings": answer[concrete]["mappings"], "settings": kept}
 
-    async def _request(
+    async def _json(
         self, method: str, path: str, body: Any = None, params: Mapping[str, str] | None = None
-    ) -> Reply:
-        sent = None if body is None else json.encode(body)
-        return await self._client.request(method, f"/{path}", body=sent, params=params)
+    ) -> Any:
+        return self._done(await self._client.request(method, path, body, params=params))
 
-    async def _done(self, reply: Reply) -> Any:
+    def _done(self, reply: Reply) -> Any:
         """What was answered; raises where it is a failure, also if only of a part of the index."""
         if not reply.ok:
             raise self._client.failed(reply)

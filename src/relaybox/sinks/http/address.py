@@ -13,14 +13,7 @@ import asyncio
 import re
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from ipaddress import (
-    IPv4Address,
-    IPv4Network,
-    IPv6Address,
-    IPv6Network,
-    ip_address,
-    ip_network,
-)
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from typing import Any, TypeAlias
 
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -151,11 +144,15 @@ class Resolver(AbstractResolver):
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
         """The addresses of ``host``; raises ``Unavailable`` where one of them is not allowed."""
-        results = []
+        results: list[ResolveResult] = []
+        flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         for found_family, _, proto, _, sockaddr in await self._lookup(host, port):
             address = ip_address(sockaddr[0])
             self._guard.check(address, host)
-            results.append(_result(host, str(address), port, found_family, proto))
+            results.append({
+                "hostname": host, "host": str(address), "port": port,
+                "family": found_family, "proto": proto, "flags": flags,
+            })  # fmt: skip
         if not results:
             raise OSError(f"{host} has no address")
         return results
@@ -196,14 +193,6 @@ def _objection_to_ipv6(address: IPv6Address) -> str | None:
 
 def _find(address: Address, networks: dict[Any, str]) -> str | None:
     return next((what for network, what in networks.items() if address in network), None)
-
-
-def _result(host: str, address: str, port: int, family: int, proto: int) -> ResolveResult:
-    flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
-    return {
-        "hostname": host, "host": address, "port": port,
-        "family": family, "proto": proto, "flags": flags,
-    }  # fmt: skip
 
 
 async def _getaddrinfo(host: str, port: int) -> Iterable[tuple[Any, ...]]:

@@ -15,6 +15,7 @@ import re
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
 from typing import NamedTuple
@@ -26,9 +27,10 @@ from yarl import URL
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Retry, Unavailable, Unreachable
-from relaybox.core.settings import Destination, Secret
+from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
 from relaybox.errors import ConfigError
+from relaybox.sinks.broker import reveal
 from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.http.exchange import Exchange, release
@@ -144,15 +146,10 @@ class HttpSink(OneByOne):
         # Before anything is read again: what was just sent is what may be echoed.
         reason = answer.reason(self._credentials.texts)
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            await self._read_credentials_again()
-        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
-
-    async def _read_credentials_again(self) -> None:
-        try:
-            self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
-        except ConfigError:
             # A file that is just being replaced: what was read before is the best there is.
-            return
+            with suppress(ConfigError):
+                self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
+        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
 
 
 class Answered:
@@ -245,8 +242,10 @@ def parse_url(destination: Destination) -> URL:
 
 def read_credentials(destination: Destination, url: URL) -> Credentials:
     """The secrets as they are now; raises ``ConfigError`` where one is missing or malformed."""
-    signing = _reveal(destination, "secret")
-    token = _reveal(destination, "auth")
+    signing = reveal(destination, "secret") or ""
+    token = reveal(destination, "auth") or ""
+    if not re.fullmatch(r"[!-~]*", token):
+        raise ConfigError(f"destination {destination.name!r}: auth holds what no header may; write a token")
     headers = {}
     if token:
         headers["authorization"] = f"Bearer {token}"
@@ -264,17 +263,6 @@ def _texts(signing: str, token: str, authorization: str, url: URL) -> tuple[str,
     texts += [url.raw_query_string, url.query_string, *url.query.values()]
     # The longest first, so that none is left in part; the shortest would hide half of every message.
     return tuple(sorted({text for text in texts if len(text) > 3}, key=len, reverse=True))
-
-
-def _reveal(destination: Destination, name: str) -> str:
-    secret: Secret | None = getattr(destination, name)
-    try:
-        text = "" if secret is None else secret.reveal()
-    except ConfigError as error:
-        raise ConfigError(f"destination {destination.name!r}: {name}: {error}") from None
-    if name == "auth" and not re.fullmatch(r"[!-~]*", text):
-        raise ConfigError(f"destination {destination.name!r}: auth holds what no header may; write a token")
-    return text
 
 
 def _keys(destination: Destination, secret: str) -> tuple[Key, ...]:

@@ -20,8 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.kafka.settings import KafkaSettings
-from relaybox.sinks.sink import clean
+from relaybox.sinks.sink import DELIVERED, clean
 
 if TYPE_CHECKING:
     from relaybox.sinks.kafka.sink import Sent
@@ -94,11 +93,11 @@ class _Debug:
 class KafkaProducer:
     """One producer, in one event loop of one process; when it is ``broken``, make another."""
 
-    def __init__(self, settings: KafkaSettings, timeout: float, more: Mapping[str, Any]) -> None:
+    def __init__(self, address: Address, configuration: Mapping[str, Any], timeout: float) -> None:
         self.broken: Retry | Unavailable | None = None
         self.reports: list[tuple[Sent, KafkaError | None]] = []
-        self._address: Address = settings.address
-        self._where = ",".join(self._address.netlocs)
+        self._address = address
+        self._where = ",".join(address.netlocs)
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -113,7 +112,7 @@ class KafkaProducer:
         self._ending: threading.Thread | None = None
         own = {"error_cb": self._notice, "logger": _Debug()}
         try:
-            self._producer: Producer | None = Producer({**settings.configuration, **more, **own})
+            self._producer: Producer | None = Producer({**configuration, **own})
         except KafkaException as error:
             raise Unavailable(f"no producer: {text_of(error.args[0], self._address)}") from None
         self._timer = self._loop.call_later(SOON, self._look)
@@ -182,7 +181,7 @@ class KafkaProducer:
         del producer
         self._ending.start()
         for sent in messages:
-            sent.lost(answer)
+            sent.landed(answer)
 
     def _look_in(self, seconds: float) -> None:
         self._timer.cancel()
@@ -199,19 +198,16 @@ class KafkaProducer:
             late = self._take_in(reports) | self._expire()
             if self._fatal is not None:
                 self.give_up(self._stopped(self._fatal))
-            elif self._down() and (late or self._never_worked()):
+            elif self._down() and (late or (not self._worked and self._down_at > self._began + FIRST_TRIES)):
                 self.give_up(self._away())
             elif self._under_way:
-                waiting = self._pace(bool(reports))
+                now = self._loop.time()
+                if reports:
+                    self._lively = now + LIVELY
+                waiting = SOON if now < self._lively else LATER
         finally:
             if self.broken is None:
                 self._look_in(waiting)
-
-    def _pace(self, reported: bool) -> float:
-        now = self._loop.time()
-        if reported:
-            self._lively = now + LIVELY
-        return SOON if now < self._lively else LATER
 
     def _take_in(self, reports: list[tuple[Sent, KafkaError | None]]) -> bool:
         """Answer what was reported; whether something was too late."""
@@ -226,10 +222,10 @@ class KafkaProducer:
                 continue
             del self._under_way[sent]
             if error is None:
-                sent.arrived()
+                sent.landed(DELIVERED)
             elif error.code() in LATE:
                 late = True
-                sent.lost(self._late(error))
+                sent.landed(self._late(error))
             else:
                 if is_fatal(error):
                     self._fatal = error
@@ -245,7 +241,7 @@ class KafkaProducer:
             late.append(sent)
         for sent in late:
             del self._under_way[sent]
-            sent.lost(self._late())
+            sent.landed(self._late())
         return bool(late)
 
     def _down(self) -> bool:
@@ -255,9 +251,6 @@ class KafkaProducer:
         again for a while, and that all of its brokers are down only where it has tried them all.
         """
         return self._loop.time() < self._lost_at + self._timeout + STALE
-
-    def _never_worked(self) -> bool:
-        return not self._worked and self._down_at > self._began + FIRST_TRIES
 
     def _notice(self, error: KafkaError) -> None:
         """Called by the producer while it is asked for reports."""

@@ -15,29 +15,44 @@ import asyncio
 import re
 from collections import deque
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
+from relaybox.core.values import Duration, Parse, parse_duration, parse_size, wrong
 from relaybox.errors import ConfigError
-from relaybox.sinks.broker import Address, Message, Messages, Template, key_of
+from relaybox.sinks.broker import Address, Message, Messages, Template, key_of, one_of, parse_address, text
 from relaybox.sinks.kafka.producer import OF_A_BATCH, TOO_LARGE, Headers, KafkaProducer, classify
-from relaybox.sinks.kafka.settings import KafkaSettings
 from relaybox.sinks.sink import (
     AT_A_STRETCH,
     DELIVERED,
     REGARDLESS,
     RELEASED,
     Answer,
-    Places,
+    Limited,
     Progress,
     answer_of,
     describe,
     runs,
 )
 
+PORT = 9092
+LARGEST_MESSAGE = 1_048_588
+"""Bytes: what a broker takes unless it is told otherwise."""
+BATCH_BYTES = 262_144
+SMALLEST, LARGEST = 1000, 1_000_000_000
+LINGER = 0.001
+LONGEST_LINGER = 60.0
+LONGEST_TIMEOUT = 2**31 - 1
+"""Milliseconds that librdkafka can count."""
+QUEUE = 100_000
+"""Messages in the producer, after which a send waits."""
+REFRESH = 5.0
+"""Seconds after which the producer looks again for a topic that was missing."""
 DEFAULT_TOPIC = "{aggregate_type}-events"
 FULL = 0.005
 """Seconds after which a message is handed over again that found the producer full."""
@@ -49,12 +64,126 @@ ALLOWED = "a topic of Kafka has 1 to 249 letters, digits, '.', '_' or '-'"
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", re.ASCII)
 
 
-class KafkaSink:
-    """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
+def _file(value: str, setting: str) -> str:
+    if not Path(text(value, setting)).is_file():
+        raise wrong(setting, value, "there is no such file")
+    return value
 
-    keeps_order = True
+
+def _size(value: str | int, setting: str) -> int:
+    size = parse_size(int(value) if isinstance(value, str) and value.isdecimal() else value, setting)
+    if not SMALLEST <= size <= LARGEST:
+        raise wrong(setting, value, f"write from {SMALLEST} to {LARGEST} bytes")
+    return size
+
+
+def _linger(value: Duration, setting: str) -> float:
+    seconds = parse_duration(0 if value == "0" else value, setting)
+    if seconds > LONGEST_LINGER:
+        raise wrong(setting, value, f"write no more than {LONGEST_LINGER:g}s")
+    return seconds
+
+
+OPTIONS: dict[str, Parse[Any]] = {
+    "security": one_of("plaintext", "ssl", "sasl_plaintext", "sasl_ssl"),
+    "mechanism": one_of("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"),
+    "ca": _file,
+    "certificate": _file,
+    "key": _file,
+    "compression": one_of("none", "gzip", "snappy", "lz4", "zstd"),
+    "linger": _linger,
+    "partitioner": one_of(
+        "murmur2_random", "murmur2", "consistent_random", "consistent", "fnv1a_random", "fnv1a", "random"
+    ),
+    "client_id": text,
+    "max_message": _size,
+    "batch_bytes": _size,
+}
+
+
+class KafkaSettings:
+    """The address, and how a producer is to be made; raises ``ConfigError`` where they do not fit."""
 
     def __init__(self, destination: Destination) -> None:
+        self.address = parse_address(destination, PORT, OPTIONS)
+        self._where = f"destination {destination.name!r}: the kafka sink"
+        self._options = self.address.options
+        if destination.ordered and self._options.get("partitioner") == "random":
+            fix = "events of one key would be in several partitions; choose another, or ordered = false"
+            raise wrong(f"{self._where}: partitioner", "random", fix)
+        self.max_message: int = self._options.get("max_message", LARGEST_MESSAGE)
+        self.configuration = {
+            "bootstrap.servers": ",".join(self.address.netlocs),
+            "client.id": self._options.get("client_id", "relaybox"),
+            "enable.idempotence": True,
+            "acks": "all",
+            "partitioner": self._options.get("partitioner", "murmur2_random"),
+            "compression.type": self._options.get("compression", "none"),
+            "message.max.bytes": self.max_message,
+            "batch.size": self._options.get("batch_bytes", BATCH_BYTES),
+            "queue.buffering.max.messages": QUEUE,
+            "socket.keepalive.enable": True,
+            "reconnect.backoff.max.ms": 1000,
+            "topic.metadata.refresh.interval.ms": round(REFRESH * 1000),
+            **self._times(destination.timeout),
+            **self._security(),
+        }
+
+    def _times(self, timeout: float) -> dict[str, Any]:
+        """The producer is to give up before the sink does: it knows what became of a message."""
+        linger = self._options.get("linger", LINGER) * 1000
+        before = round((timeout - min(1.0, timeout / 4)) * 1000)
+        message = min(max(before, int(linger) + 1), LONGEST_TIMEOUT)
+        return {
+            "linger.ms": linger,
+            "message.timeout.ms": message,
+            # A topic that a broker makes when it is first named is not there at once.
+            "topic.metadata.propagation.max.ms": min(message // 2, 5000),
+            "socket.connection.setup.timeout.ms": min(max(message, 1000), 30_000),
+        }
+
+    def _security(self) -> dict[str, Any]:
+        given, user = self._options, self.address.user
+        files: list[str] = [name for name in ("ca", "certificate", "key") if name in given]
+        usual = ("sasl_ssl" if user else "ssl") if user or files else "plaintext"
+        protocol = given.get("security", usual)
+        self._check(protocol, files)
+        settings = {
+            "security.protocol": protocol.upper(),
+            "ssl.ca.location": given.get("ca"),
+            "ssl.certificate.location": given.get("certificate"),
+            "ssl.key.location": given.get("key"),
+        }
+        if user:
+            settings |= {
+                "sasl.mechanism": given.get("mechanism", "PLAIN"),
+                "sasl.username": user,
+                "sasl.password": self.address.password,
+            }
+        return {name: value for name, value in settings.items() if value is not None}
+
+    def _check(self, protocol: str, files: list[str]) -> None:
+        sasl, user = protocol.startswith("sasl"), self.address.user
+        security = f"{self._where}: security = {protocol!r}"
+        if sasl and (not user or self.address.password is None):
+            raise ConfigError(f"{security} needs a user and a password: kafka://user@host with auth = …")
+        if user and not sasl:
+            raise ConfigError(f"{security} takes no user; write sasl_ssl, or sasl_plaintext")
+        if "mechanism" in self._options and not user:
+            raise ConfigError(
+                f"{self._where}: mechanism is set, and there is no user; write kafka://user@host"
+            )
+        if files and not protocol.endswith("ssl"):
+            raise ConfigError(f"{security} uses no {files[0]}; write ssl or sasl_ssl")
+        if ("certificate" in files) != ("key" in files):
+            raise ConfigError(f"{self._where}: certificate and key belong together; write both")
+
+
+class KafkaSink(Limited):
+    """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
+
+    def __init__(self, destination: Destination) -> None:
+        super().__init__(destination.concurrency)
         self._settings = KafkaSettings(destination)
         path = self._settings.address.path
         self._topic = Template(path or DEFAULT_TOPIC, destination, "topic", lower=not path)
@@ -66,12 +195,7 @@ class KafkaSink:
         self._key = key_of(destination)
         self._message = Messages(destination)
         self._timeout = destination.timeout
-        self._places = Places(destination.concurrency)
         self._producers: dict[bool, KafkaProducer] = {}
-
-    def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many sends under way at once."""
-        self._places.limit(concurrency)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """One answer for each delivery, in the same order."""
@@ -145,8 +269,11 @@ class KafkaSink:
         if producer is None or not producer.usable:
             if producer is not None:
                 producer.give_up(Retry("the delivery was given up: its event loop has ended"))
-            more = {"batch.num.messages": 1} if alone else {}
-            producer = self._producers[alone] = KafkaProducer(self._settings, self._timeout, more)
+            configuration = self._settings.configuration
+            if alone:
+                configuration = {**configuration, "batch.num.messages": 1}
+            producer = KafkaProducer(self._settings.address, configuration, self._timeout)
+            self._producers[alone] = producer
         return producer
 
     def _topic_of(self, delivery: Delivery) -> str:
@@ -247,10 +374,6 @@ class Sent:
         """Called by the producer."""
         self.producer.reports.append((self, error))
 
-    def arrived(self) -> None:
-        """The broker has it."""
-        self._run.landed(self._at, DELIVERED)
-
     def refused(self, error: KafkaError) -> None:
         """It did not get there."""
         if error.code() in OF_A_BATCH and not self._alone:
@@ -258,6 +381,6 @@ class Sent:
         else:
             self._run.landed(self._at, classify(error, self._topic, self._run.address))
 
-    def lost(self, answer: Retry | Unavailable) -> None:
-        """Nobody knows whether it got there."""
+    def landed(self, answer: Answer) -> None:
+        """The broker has it, or nobody knows whether it got there."""
         self._run.landed(self._at, answer)

@@ -45,13 +45,7 @@ LONGEST_SUBJECT = 3_000
 LOOK_SECONDS = 2.0
 """How long a stream may take to show what it has: it says nothing to those who may not look."""
 
-OPTIONS = {
-    "stream": text,
-    "tls": flag,
-    "tls_first": flag,
-    "creds": text,
-    **TLS_OPTIONS,
-}
+OPTIONS = {"stream": text, "tls": flag, "tls_first": flag, "creds": text, **TLS_OPTIONS}
 _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
 _BAD_IN_SUBJECT = re.compile(r"[\s*>\x00-\x1f\x7f]|^\.|\.\.|\.$|^$")
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -69,12 +63,14 @@ class NatsSink(OneByOne):
         address = parse_address(destination, PORT, OPTIONS)
         # A name without a password is a token, and as secret as one.
         self._address = address._replace(password=address.password or address.user)
-        self._where = ", ".join(f"{host}:{port}" for host, port in address.hosts)
+        self._where = address.where
         self._written = address.path or DEFAULT_SUBJECT
         self._subject = Template(self._written, destination, "subject")
+        if _BAD_IN_SUBJECT.search(re.sub(r"\{[^{}]*\}", "x", self._written)):
+            fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
+            raise ConfigError(f"destination {destination.name!r}: the subject {self._written!r}: {fix}")
         self._last_subject: str | None = None
         """One that was found good."""
-        _check_subject(self._written, destination)
         self._stream: str | None = address.options.get("stream")
         self._messages = Messages(destination)
         self._timeout = destination.timeout
@@ -248,12 +244,6 @@ class NatsSink(OneByOne):
             case socket.gaierror():
                 return Unreachable(f"DNS knows no address of {self._where}: {reason}")
         return Unreachable(f"cannot connect to {self._where}: {reason}")
-
-
-def _check_subject(written: str, destination: Destination) -> None:
-    if _BAD_IN_SUBJECT.search(re.sub(r"\{[^{}]*\}", "x", written)):
-        fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
-        raise ConfigError(f"destination {destination.name!r}: the subject {written!r}: {fix}")
 
 
 class _Error(Struct, gc=False):

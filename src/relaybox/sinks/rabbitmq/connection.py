@@ -171,8 +171,9 @@ class Link:
         await asyncio.wait([closing], timeout=_GOODBYE)
 
     async def _publish(self, channel: Channel, message: Publication) -> None:
-        if message.header_size:
-            self._check_header(message.header_size)
+        size, most = message.header_size, self.connection.connection_tune.frame_max
+        if size and most and size > most - _FRAME:
+            raise Reject(f"its headers take {size} bytes; the broker takes {most - _FRAME} (frame_max)")
         # The broker does not read what is sent while it blocks.
         await self.connection.ready()
         if not _is_open(channel):
@@ -188,11 +189,6 @@ class Link:
             )
         except ValueError as error:
             raise Reject(f"AMQP cannot carry it: {error}") from None
-
-    def _check_header(self, size: int) -> None:
-        most = self.connection.connection_tune.frame_max
-        if most and size > most - _FRAME:
-            raise Reject(f"its headers take {size} bytes; the broker takes {most - _FRAME} (frame_max)")
 
     def _end(self, channel: Channel) -> None:
         # Nobody waits for it: the broker may be silent.
@@ -232,9 +228,5 @@ def quiet() -> Iterator[None]:
         _quiet.reset(token)
 
 
-def _is_wanted(record: logging.LogRecord) -> bool:
-    return not _quiet.get()
-
-
 for _name in ("aiormq.connection", "aiormq.channel"):
-    logging.getLogger(_name).addFilter(_is_wanted)
+    logging.getLogger(_name).addFilter(lambda _: not _quiet.get())

@@ -68,6 +68,7 @@ class RabbitMqSink(OneByOne):
         super().__init__(destination.concurrency)
         secure = destination.scheme == "amqps"
         self._address = parse_address(destination, 5671 if secure else 5672, _OPTIONS)
+        self._where = self._address.where
         options = self._address.options
         self._exchange = Template(options.get("exchange", ""), destination, "exchange")
         self._fixed = None if self._exchange.fields else _checked(options.get("exchange", ""), destination)
@@ -242,9 +243,10 @@ class RabbitMqSink(OneByOne):
         said = self._clean(str(error.args[-1] if error.args else error))
         match error:
             case aiormq.PublishError() if message is not None:
+                exchange = f"exchange {message.exchange!r}" if message.exchange else "the default exchange"
                 return Unavailable(
                     f"{self._where} sent it back ({self._clean(error.args[0])}): no queue is bound to "
-                    f"{_shown(message.exchange)} for the routing key {message.routing_key!r}"
+                    f"{exchange} for the routing key {message.routing_key!r}"
                 )
             case aiormq.DeliveryError():
                 return Unavailable(f"{self._where} did not take it (nack): a queue is full, or in trouble")
@@ -263,28 +265,17 @@ class RabbitMqSink(OneByOne):
                 )
             case aiormq.AMQPConnectionError() | aiormq.AMQPError() | aiormq.ChannelInvalidStateError():
                 return Unavailable(f"the connection to {self._where} broke: {said}")
-        return Unreachable(self._unreached(error))
-
-    def _unreached(self, error: Exception) -> str:
-        match error:
             case socket.gaierror():
-                return f"DNS knows no address of {self._where}: {self._clean(error.strerror or str(error))}"
+                what = self._clean(error.strerror or str(error))
+                return Unreachable(f"DNS knows no address of {self._where}: {what}")
             case ssl.SSLError():
-                return f"TLS with {self._where} failed: {self._clean(str(error))}"
+                return Unreachable(f"TLS with {self._where} failed: {self._clean(str(error))}")
         # asyncio tells the address, which is known, in the place of what happened.
         what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), str(error))
-        return f"cannot connect to {self._where}: {self._clean(what)}"
-
-    @property
-    def _where(self) -> str:
-        return ", ".join(f"{host}:{port}" for host, port in self._address.hosts)
+        return Unreachable(f"cannot connect to {self._where}: {self._clean(what)}")
 
     def _clean(self, said: str) -> str:
         return clean(said, self._address.secrets)
-
-
-def _shown(exchange: str) -> str:
-    return f"exchange {exchange!r}" if exchange else "the default exchange"
 
 
 def _check_length(what: str, written: str, most: int) -> None:

@@ -1,11 +1,24 @@
-"""One client of aiobotocore for all requests of a sink, and what the services say, as answers."""
+"""The queue or topic of an ``sqs://`` destination, the client for it, and what the services say, as answers.
+
+The name of a queue or topic may be a template.
+
+| URL | means |
+|---|---|
+| ``sqs:///orders?region=eu-west-1`` | a queue of the account that the credentials belong to |
+| ``sqs:///123456789012/orders?region=eu-west-1`` | a queue of that account |
+| ``sqs://sqs.eu-west-1.amazonaws.com/123456789012/orders`` | the same: the queue's URL with another scheme |
+| ``sqs:///arn:aws:sqs:eu-west-1:123456789012:orders`` | the same, by its ARN |
+| ``sqs:///arn:aws:sns:eu-west-1:123456789012:orders`` | a topic of SNS |
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any, NamedTuple, TypeVar
+from urllib.parse import urlsplit
 
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
@@ -26,12 +39,130 @@ from botocore.exceptions import (
     UnauthorizedSSOTokenError,
 )
 
+from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
-from relaybox.sinks.broker import explain
+from relaybox.core.settings import Destination
+from relaybox.core.values import mask_url, wrong
+from relaybox.errors import ConfigError
+from relaybox.sinks.broker import Address, Template, explain, parse_address, text
 from relaybox.sinks.sink import being_cancelled, clean
-from relaybox.sinks.sqs.queue import Queue
 
 T = TypeVar("T")
+
+_NAME = re.compile(r"[A-Za-z0-9_-]+(\.fifo)?", re.ASCII)
+_LONGEST = {"sqs": 80, "sns": 256}
+_ARN = re.compile(r"arn:(aws[a-z-]*):(sqs|sns):([a-z0-9-]+):([0-9]{12}):([^/:]+)", re.ASCII)
+_PATH = re.compile(r"(?:([0-9]{12})/)?([^/:]+)", re.ASCII)
+_AMAZON = re.compile(r"(?:.+\.)?(?:sqs|sns)\.([a-z0-9-]+)\.(?:vpce\.)?amazonaws\.com(?:\.cn)?", re.ASCII)
+_REGION = re.compile(r"[a-z]+(?:-[a-z0-9]+)+", re.ASCII)
+_FORMS = "write sqs:///queue, sqs:///account/queue, or the ARN of a queue or topic: sqs:///arn:aws:sns:…"
+
+
+class Queue(NamedTuple):
+    """Where messages go, and as whom.
+
+    ``owner`` is the account of a queue, or the ARN of a topic up to its name.
+    """
+
+    service: str
+    owner: str
+    name: Template
+    region: str
+    endpoint: str | None
+    profile: str | None
+    address: Address
+
+    def name_of(self, delivery: Delivery) -> str:
+        """The queue or topic of one event; raises ``Reject`` where it makes no name."""
+        name = self.name(delivery)
+        if self.name.fixed is None and not _fits(name, self.service):
+            raise Reject(f"{name!r} is no name of {self.what}: {_rule(self.service)}")
+        return name
+
+    @property
+    def what(self) -> str:
+        """What it is that has the name."""
+        return "an SQS queue" if self.service == "sqs" else "an SNS topic"
+
+
+def parse_queue(destination: Destination) -> Queue:
+    """What a destination's URL names; raises ``ConfigError``."""
+    setting = f"destination {destination.name!r}: sink"
+    options = {"region": _region, "endpoint": _endpoint, "profile": text}
+    address = parse_address(destination, 443, options, hostless=True)
+    profile, region = address.options.get("profile"), address.options.get("region")
+    _check_login(address, setting)
+    if match := _ARN.fullmatch(address.path):
+        partition, service, named, account, name = match.groups()
+        if region not in (None, named):
+            raise ConfigError(f"{setting} names the region {named!r}, and region is {region!r}; keep one")
+        region = named
+        owner = account if service == "sqs" else f"arn:{partition}:sns:{named}:{account}:"
+    elif match := _PATH.fullmatch(address.path):
+        service, owner, name = "sqs", match[1] or "", match[2]
+    else:
+        raise wrong(setting, mask_url(destination.sink), _FORMS)
+    template = Template(name, destination, "name of the queue" if service == "sqs" else "name of the topic")
+    if not template.fields and not _fits(name, service):
+        raise wrong(setting, name, _rule(service))
+    try:
+        # Also where the region is known: a profile has to be there.
+        configured: str | None = AioSession(profile=profile).get_config_variable("region")
+    except BotoCoreError as error:
+        raise ConfigError(f"{setting}: {error}") from None
+    amazons = _AMAZON.fullmatch(address.hosts[0][0]) if address.hosts else None
+    region = region or (amazons[1] if amazons else configured)
+    if not region:
+        fix = "write ?region=eu-west-1 into the URL, or set AWS_DEFAULT_REGION"
+        raise ConfigError(f"{setting} names no region; {fix}")
+    return Queue(service, owner, template, region, _endpoint_of(address, setting), profile, address)
+
+
+def _fits(name: str, service: str) -> bool:
+    return len(name) <= _LONGEST[service] and _NAME.fullmatch(name) is not None
+
+
+def _rule(service: str) -> str:
+    return f"up to {_LONGEST[service]} letters, digits, '-' and '_', and perhaps '.fifo' at the end"
+
+
+def _region(value: str, setting: str) -> str:
+    if not isinstance(value, str) or not _REGION.fullmatch(value):
+        raise wrong(setting, value, "write a region such as 'eu-west-1'")
+    return value
+
+
+def _endpoint(value: str, setting: str) -> str:
+    fix = "write a URL such as 'http://127.0.0.1:4566', without user and query"
+    if not isinstance(value, str) or not re.match(r"https?://[^/?#@]+(/[^?#@]*)?\Z", value):
+        raise wrong(setting, mask_url(value) if isinstance(value, str) else value, fix)
+    try:
+        urlsplit(value).port  # noqa: B018
+    except ValueError:
+        raise wrong(setting, value, fix) from None
+    return value.rstrip("/")
+
+
+def _check_login(address: Address, setting: str) -> None:
+    if bool(address.user) != bool(address.password):
+        fix = "write sqs://ACCESS_KEY:SECRET_KEY@/queue, or the secret key in auth, or neither of them"
+        raise ConfigError(f"{setting} names one of access key and secret key; {fix}")
+    if address.user and "profile" in address.options:
+        raise ConfigError(f"{setting} holds an access key, and profile is set too; keep one of them")
+
+
+def _endpoint_of(address: Address, setting: str) -> str | None:
+    endpoint: str | None = address.options.get("endpoint")
+    if not address.hosts:
+        return endpoint
+    if endpoint is not None:
+        raise ConfigError(f"{setting} names a host, and endpoint is set too; keep one of them")
+    if len(address.hosts) > 1:
+        raise ConfigError(f"{setting} names {len(address.hosts)} hosts; write one, or none for Amazon's own")
+    [(host, port)] = address.hosts
+    shown = f"[{host}]" if ":" in host else host
+    return f"https://{shown}" if port == 443 else f"https://{shown}:{port}"
+
 
 _NO_CREDENTIALS = (
     NoCredentialsError,
@@ -148,13 +279,6 @@ class Said(NamedTuple):
         about: dict[str, Any] = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
         return cls(str(about.get("Code", "")), str(about.get("Message", "")), status)
-
-    @classmethod
-    def of_entry(cls, failed: dict[str, Any]) -> Said:
-        """Of one message."""
-        return cls(
-            str(failed.get("Code")), str(failed.get("Message", "")), 200, failed.get("SenderFault") is True
-        )
 
     @property
     def kind(self) -> str:

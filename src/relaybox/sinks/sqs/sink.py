@@ -24,9 +24,8 @@ from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.sinks.broker import Message, Messages, key_of
 from relaybox.sinks.deadline import Deadline
-from relaybox.sinks.sink import DELIVERED, Answer, InBatches, answer_of
-from relaybox.sinks.sqs.client import Client, Said, answer_to, explained
-from relaybox.sinks.sqs.queue import Queue, parse_queue
+from relaybox.sinks.sink import DELIVERED, Answer, InBatches, try_each
+from relaybox.sinks.sqs.client import Client, Queue, Said, answer_to, explained, parse_queue
 from relaybox.wire.envelope import BYTES
 from relaybox.wire.tracing import NAMES
 
@@ -65,12 +64,7 @@ class SqsSink(InBatches):
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
         """Send them, those of one queue in one request."""
         answers: Answers = {}
-        entries: dict[int, Entry] = {}
-        for at, delivery in enumerate(deliveries):
-            try:
-                entries[at] = self._entries(delivery)
-            except Exception as error:
-                answers[at] = answer_of(error)
+        entries = try_each(deliveries, self._entries, answers)
 
         async def ask(part: Mapping[int, Entry]) -> None:
             answers.update(await self._ask(part))
@@ -82,7 +76,7 @@ class SqsSink(InBatches):
 
     async def check(self) -> None:
         """Reach the service; raises ``Unavailable`` where it or the queue is not there."""
-        name = self._queue.fixed or _NOBODY
+        name = self._queue.name.fixed or _NOBODY
         try:
             with self._deadline():
                 await self._client.ask(lambda client: self._look(client, name))
@@ -108,12 +102,9 @@ class SqsSink(InBatches):
         except Exception as error:
             refused = isinstance(error, ClientError) and Said.of_error(error).about_contents
             if refused and len(entries) > 1:
-                return await self._ask_halves(entries)
+                parts, middle = iter(entries.items()), len(entries) // 2
+                return await self._ask(dict(islice(parts, middle))) | await self._ask(dict(parts))
             return dict.fromkeys(entries, self._explained(error, name))
-
-    async def _ask_halves(self, entries: Mapping[int, Entry]) -> Answers:
-        parts, middle = iter(entries.items()), len(entries) // 2
-        return await self._ask(dict(islice(parts, middle))) | await self._ask(dict(parts))
 
     async def _send(self, client: Any, name: str, entries: Mapping[int, Entry]) -> dict[str, Any]:
         batch = [{"Id": str(at), **entry.fields} for at, entry in entries.items()]
@@ -142,7 +133,9 @@ class SqsSink(InBatches):
         for sent in response.get("Successful", ()):
             answers[int(sent["Id"])] = DELIVERED
         for failed in response.get("Failed", ()):
-            answers[int(failed["Id"])] = answer_to(Said.of_entry(failed), name, self._queue)
+            fault = failed.get("SenderFault") is True
+            said = Said(str(failed.get("Code")), str(failed.get("Message", "")), fault_of_sender=fault)
+            answers[int(failed["Id"])] = answer_to(said, name, self._queue)
         return answers
 
     def _explained(self, error: Exception, name: str) -> Retry | Reject | Unavailable:
@@ -183,7 +176,10 @@ class Entries:
         fields: dict[str, Any] = {self._body: body, "MessageAttributes": typed}
         if name.endswith(".fifo"):
             group = delivery.ordering_key or self._key(delivery) or str(delivery.event_id)
-            fields["MessageGroupId"] = _group(group)
+            # The key itself, or a digest of one that SQS would not take: two keys never become one.
+            if not _GROUP.fullmatch(group):
+                group = f"sha256:{hashlib.sha256(group.encode()).hexdigest()}"
+            fields["MessageGroupId"] = group
             fields["MessageDeduplicationId"] = message.deduplicated_by(delivery)
         return Entry(name, size, fields)
 
@@ -230,8 +226,3 @@ def _attributes(message: Message) -> Iterator[tuple[str, str]]:
         if found := _REFUSED.search(value):
             raise Reject(f"the header {name!r} holds {found[0]!r}, which SQS refuses")
         yield name, value
-
-
-def _group(key: str) -> str:
-    """The key itself, or a digest of one that SQS would not take: two keys never become one."""
-    return key if _GROUP.fullmatch(key) else f"sha256:{hashlib.sha256(key.encode()).hexdigest()}"
