@@ -35,7 +35,7 @@ from relaybox.operate.history import (
     step_of,
 )
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Counted, Journal, Operation
+from relaybox.stores.journal import Counted, Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
@@ -52,6 +52,7 @@ from relaybox.stores.ledger import (
     Relay,
     State,
 )
+from relaybox.stores.sql.journal import SqlJournal
 
 __all__ = [
     "NAMED",
@@ -159,7 +160,7 @@ class Admin(AdminActions):
         return Admin(self._ledger, self._destinations.values(), actor)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> SqlJournal:
         """What is on record besides the rows, for whoever runs operations."""
         return self._ledger
 

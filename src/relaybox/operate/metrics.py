@@ -18,7 +18,7 @@ from relaybox.errors import MissingExtra
 from relaybox.operate.admin import Admin, DestinationStats, Stats
 from relaybox.operate.observers.metrics import MetricsObserver, label, prefix
 from relaybox.operate.why import is_alive
-from relaybox.stores.journal import Journal
+from relaybox.stores.sql.journal import SqlJournal
 
 try:
     from prometheus_client import CollectorRegistry, generate_latest
@@ -191,7 +191,7 @@ async def _sampled(admin: Admin, name: str) -> int:
     return next((point.pending for point in reversed(series.points) if point.pending is not None), 0)
 
 
-_kept: WeakKeyDictionary[Journal, dict[str, Gauges]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[SqlJournal, dict[str, Gauges]] = WeakKeyDictionary()
 """By what the service stands on, which operators share."""
 
 

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID, uuid4
 
 import msgspec
@@ -20,7 +20,6 @@ from relaybox.core import ordering
 from relaybox.core.event import Delivery, Status
 from relaybox.core.ordering import Candidate
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.errors import Locked
@@ -39,6 +38,7 @@ from relaybox.stores.store import (
 )
 
 Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
+"""The rows of a claim, how many others were parked, and the destination's own row if nothing was leased."""
 
 ERROR_LENGTH = 2_000
 UNION_LENGTH = 200
@@ -57,27 +57,13 @@ class Settled(NamedTuple):
     left: frozenset[UUID] = frozenset()
 
 
-class Claiming(Protocol):
-    """How one kind of database leases rows: those of ``Delivery``, how many others were parked, and the
-    destination's own row where nothing was leased.
-    """
-
-    def unordered(self, want: Want) -> Steps[Claimed]:
-        """Lease due rows, whatever their keys."""
-        ...
-
-    def ordered(self, want: Want) -> Steps[Claimed]:
-        """Lease due rows from the heads of their keys on."""
-        ...
-
-
 class StoreSteps:
     """Claim, settle and extend for one database."""
 
-    def __init__(self, statements: Statements, dialect: Dialect, claiming: Claiming) -> None:
+    def __init__(self, statements: Statements) -> None:
         self.statements = statements
-        self.dialect = dialect
-        self._claiming = claiming
+        self.dialect = statements.dialect
+        self._claiming = (OneStatement if self.dialect.one_statement else Stepwise)(statements)
 
     def claim(self, want: Want) -> Steps[Claim]:
         """Lease due rows, and fail those whose relays died in all of their attempts."""
@@ -397,9 +383,9 @@ class OneStatement:
 class Stepwise:
     """MySQL and SQLite: a claim is a few short statements, decided on by ``ordering.py``."""
 
-    def __init__(self, statements: Statements, dialect: Dialect) -> None:
+    def __init__(self, statements: Statements) -> None:
         self._sql = statements
-        self._dialect = dialect
+        self._dialect = statements.dialect
 
     def unordered(self, want: Want) -> Steps[Claimed]:
         """Look at a window, lock what nobody else has of it, lease, read.
