@@ -16,10 +16,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from relaybox.database.drivers.driver import Driver, closed
+from relaybox.database.drivers.driver import Driver, closed, failed
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
-from relaybox.database.drivers.translate import failed
 from relaybox.database.transactions import TRANSACTION, Block, savepoint
 from relaybox.emit.committed import Blocks
 from relaybox.emit.wakes.wake import Caller

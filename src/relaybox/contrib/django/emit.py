@@ -29,7 +29,7 @@ from relaybox.contrib.django.dispatch import after_commit
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
 from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.translate import failed
+from relaybox.database.drivers.driver import failed
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write

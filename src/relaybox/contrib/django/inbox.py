@@ -15,7 +15,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables, run_ours
 from relaybox.core.settings import Settings
 from relaybox.core.values import parse_name
-from relaybox.database.drivers.translate import failed
+from relaybox.database.drivers.driver import failed
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction

@@ -10,13 +10,14 @@ from collections.abc import Awaitable
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.translate import failed, translated
+from relaybox.database.dialects import Dialect, missing_tables
 from relaybox.database.statements.delivery import ParamStyle, Query
 from relaybox.database.steps import Rows, Steps, adrive, drive
-from relaybox.errors import ConnectionClosed, NotInTransaction
+from relaybox.errors import ConnectionClosed, NotInTransaction, SchemaError, TransactionFailed
 
 T = TypeVar("T")
+
+_FAILED_TRANSACTION = "25P02"
 
 
 class Driver(Protocol):
@@ -118,3 +119,26 @@ def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
         " would commit apart from the change it belongs to; write"
         f" `{block} {names.owner}.transaction(connection):` around both{names.otherwise}"
     )
+
+
+def translated(error: BaseException) -> BaseException:
+    """Our own error where there is one; else the driver's, which callers know how to retry."""
+    beneath: Any = getattr(error, "orig", None) or error
+    if _FAILED_TRANSACTION in (getattr(beneath, "sqlstate", None), getattr(beneath, "pgcode", None)):
+        return _caused(failed("PostgreSQL"), error)
+    if missing := missing_tables(beneath):
+        return _caused(SchemaError(missing), error)
+    return error
+
+
+def failed(name: str) -> TransactionFailed:
+    """Make the error for a transaction that can only be rolled back."""
+    return TransactionFailed(
+        f"an earlier statement failed, so the {name} transaction can only be rolled back;"
+        " roll it back and begin again"
+    )
+
+
+def _caused(ours: Exception, error: BaseException) -> Exception:
+    ours.__cause__ = error
+    return ours

@@ -17,8 +17,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from relaybox.database.drivers.driver import EMIT, Channel, Driver, Names, closed
-from relaybox.database.drivers.translate import failed
+from relaybox.database.drivers.driver import EMIT, Channel, Driver, Names, closed, failed
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Rows
 from relaybox.errors import NotInTransaction

@@ -26,8 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 from relaybox.core.values import without_password
 from relaybox.database.connect import hang_up
 from relaybox.database.drivers.notify import NOTIFY, Ear, Line, listen
-from relaybox.emit.wakes.fork import renew_after_fork
-from relaybox.emit.wakes.local import LocalWake
+from relaybox.emit.wakes.local import LocalWake, renew_after_fork
 
 log = logging.getLogger("relaybox.wake")
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import partial
 from typing import Any
 
-from relaybox.database.statements.sample import texts
+from relaybox.database.statements.journal import sample_texts
 from relaybox.database.steps import Steps, ask
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import Sample, Sampled
@@ -20,7 +20,7 @@ class SqlSamples:
         self._run = partial(store.driver.run, lane=UPKEEP)
         statements = store.steps.statements
         self._dialect = statements.dialect
-        self._sql = statements.others(texts(self._dialect.name, statements.tables))
+        self._sql = statements.others(sample_texts(self._dialect.name, statements.tables))
         event = statements.tables.event
         self._table = ".".join(f'"{part}"' for part in (event.schema, event.name) if part)
 
