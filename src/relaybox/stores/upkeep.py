@@ -19,13 +19,13 @@ from datetime import datetime
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
+from relaybox.stores.store import OnFailed
+
 Place = TypeVar("Place")
 Turn: TypeAlias = tuple[datetime, int]
 """A row's place in the order of what is due: when, and its position."""
 History = Literal["inbox", "stats", "audit"]
 """The tables that are pruned by age alone."""
-OnFailed = Literal["block", "skip"]
-
 Sampled = Literal["sample", "operation"]
 """The tables of the second version, which are pruned apart: a relay works on the first one too."""
 
