@@ -33,9 +33,9 @@ from relaybox.stores.ledger import (
     Relay,
     SingleEvent,
 )
+from relaybox.stores.sql.claims import keys_of, lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.journal import SqlJournal, audited
 from relaybox.stores.sql.search import COLUMNS, Bounds, Search, shown
-from relaybox.stores.sql.steps import lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.store import SqlStore
 
 _json = msgspec.json.Encoder(uuid_format="hex")
@@ -244,7 +244,7 @@ class SqlLedger(SqlJournal):
         changed: set[UUID] = set()
         for part in _batches(entries):
             ids = [self._dialect.to_uuid(entry.id) for entry in sorted(part, key=lambda entry: entry.id)]
-            keys = _keys(part)
+            keys = keys_of(part)
             before = lock_lines(self._own, keys)
             values = {"ids": ids, **params, **self._seen(part), **audited(audit)}
             after = self._make_heads_due(keys, lanes)
@@ -317,11 +317,3 @@ def _lane(lanes: Mapping[str, Lane], name: str) -> Lane:
 
 def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     return (entries[start : start + BATCH] for start in range(0, len(entries), BATCH))
-
-
-def _keys(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
-    keys: dict[str, dict[str, None]] = {}
-    for entry in entries:
-        if entry.ordering_key is not None:
-            keys.setdefault(entry.destination, {})[entry.ordering_key] = None
-    return keys

@@ -17,8 +17,8 @@ from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps, ask
+from relaybox.stores.sql.claims import lock_lines
 from relaybox.stores.sql.rows import addressable, number
-from relaybox.stores.sql.steps import lock_lines
 from relaybox.stores.sql.store import UPKEEP, SqlStore
 from relaybox.stores.upkeep import (
     Beat,
