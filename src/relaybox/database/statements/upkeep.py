@@ -333,6 +333,17 @@ MYSQL_WORDS = WORDS | {
     max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
 }
 
+# The mark of a Celery task that is queued, so that one is queued at a time.
+TASK_MARK = Texts(
+    {
+        "make": """
+INSERT INTO {leader} (name, relay, term, leads_until) VALUES (:mark, '', 0, {now}) {or_nothing}""",
+        "mark": """
+UPDATE {leader} SET term = term + 1, leads_until = {later} WHERE name = :mark AND leads_until <= {now}""",
+        "clear": "UPDATE {leader} SET leads_until = {now} WHERE name = :mark AND leads_until > {now}",
+    }
+)
+
 
 def texts(dialect: str) -> Texts:
     """Return the statements for a database."""

@@ -29,7 +29,7 @@ from relaybox.stores.journal import (
     Settled,
 )
 from relaybox.stores.sql.search import shown
-from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.store import SqlStore, walk_names
 
 LEAST = 500
 """Failed rows that are looked at of each destination, however many destinations there are."""
@@ -81,7 +81,8 @@ class SqlJournal:
 
     async def failed_rows(self, destination: str | None, limit: int) -> FailedRows:
         """The newest failed rows, at most ``limit``, grouped by their errors."""
-        names = [destination] if destination is not None else await self._driver.run(self._failed_names)
+        every = partial(walk_names, self._notes, "next_failed")
+        names = [destination] if destination is not None else await self._driver.run(every)
         share = max(LEAST, limit // max(1, len(names)))
         failures: list[Failure] = []
         capped = False
@@ -156,14 +157,6 @@ class SqlJournal:
         if rows:
             yield [cancel]
         return bool(rows)
-
-    def _failed_names(self) -> Steps[list[str]]:
-        names: list[str] = []
-        while True:
-            [rows] = yield [self._notes("next_failed", after=names[-1] if names else "")]
-            if not rows:
-                return names
-            names.append(rows[0][0])
 
     def _failure(self, destination: Any, row: Row) -> Failure:
         event_type, error, count, first, last, example = row

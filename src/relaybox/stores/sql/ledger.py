@@ -36,7 +36,7 @@ from relaybox.stores.ledger import (
 from relaybox.stores.sql.claims import keys_of, lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.journal import SqlJournal, audited
 from relaybox.stores.sql.search import COLUMNS, Bounds, Search, shown
-from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.store import SqlStore, walk_names
 
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -219,11 +219,7 @@ class SqlLedger(SqlJournal):
     def _names(self) -> Steps[frozenset[str]]:
         [rows, unrouted] = yield [self._sql("named"), self._sql("unrouted")]
         names = {row[0] for row in (*rows, *unrouted)}
-        reached = dict.fromkeys(self._next_names, "")
-        while reached:
-            results = yield [self._sql(index, after=name) for index, name in reached.items()]
-            reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
-            names.update(reached.values())
+        names.update((yield from walk_names(self._sql, *self._next_names)))
         return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
 
     async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:

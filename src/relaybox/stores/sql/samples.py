@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import Any
 
 from relaybox.database.statements.journal import sample_texts
 from relaybox.database.steps import Steps, ask
-from relaybox.stores.sql.store import UPKEEP, SqlStore
+from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
 from relaybox.stores.upkeep import Sample, Sampled
 
 
@@ -26,7 +26,9 @@ class SqlSamples:
 
     async def names(self) -> tuple[str, ...]:
         """The destinations that have pending or failed rows, configured or not."""
-        return await self._run(self._names)
+        names = await self._run(partial(walk_names, self._sql, "next_pending", "next_failed"))
+        # Of rows that somebody spoilt there may be some that are no text.
+        return tuple(sorted(name for name in names if isinstance(name, str)))
 
     async def measure(self, destination: str, cap: int) -> Sample:
         """How many rows are pending and failed there, no more than ``cap``, and the age of the oldest."""
@@ -50,34 +52,13 @@ class SqlSamples:
         """Remove what is more than ``age`` seconds old; return the number of rows."""
         return await self._run(lambda: self._prune(term, what, age, limit))
 
-    def _names(self) -> Steps[tuple[str, ...]]:
-        names: set[Any] = set()
-        reached: dict[str, Any] = {"next_pending": "", "next_failed": ""}
-        while reached:
-            results = yield [self._sql(index, after=name) for index, name in reached.items()]
-            reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
-            names.update(reached.values())
-        # Of rows that somebody spoilt there may be some that are no text.
-        return tuple(sorted(name for name in names if isinstance(name, str)))
-
     def _keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> Steps[int | None]:
         # A leader whose term ends in between writes what the next one saw too: no harm is done.
         [led] = yield [self._sql("fence", term=term)]
         if not led:
             return None
         at = self._dialect.to_time(minute)
-        yield [
-            self._sql(
-                "keep",
-                minute=at,
-                destination=one.destination,
-                pending=one.pending,
-                failed=one.failed,
-                oldest_seconds=one.oldest_seconds,
-                position=one.position,
-            )
-            for one in samples
-        ]
+        yield [self._sql("keep", minute=at, **asdict(one)) for one in samples]
         return len(samples)
 
     def _prune(self, term: int, what: Sampled, age: float, limit: int) -> Steps[int | None]:

@@ -46,6 +46,17 @@ class Driver(Protocol):
         ...
 
 
+def walk_names(sql: Statements, *names: str) -> Steps[list[Any]]:
+    """Return the destinations that these statements lead to, each from one name to the next."""
+    found: dict[Any, None] = {}
+    reached: dict[str, Any] = dict.fromkeys(names, "")
+    while reached:
+        results = yield [sql(name, after=last) for name, last in reached.items()]
+        reached = {name: rows[0][0] for name, rows in zip(reached, results, strict=True) if rows}
+        found |= dict.fromkeys(reached.values())
+    return list(found)
+
+
 class DestinationSteps:
     """Changes to what relays share of a destination beside its rows: the pause, the circuit, the rate limit.
 

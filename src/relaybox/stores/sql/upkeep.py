@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -19,7 +20,7 @@ from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps, ask
 from relaybox.stores.sql.claims import lock_lines
 from relaybox.stores.sql.rows import addressable, number
-from relaybox.stores.sql.store import UPKEEP, SqlStore
+from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
 from relaybox.stores.upkeep import (
     Beat,
     History,
@@ -136,7 +137,7 @@ class SqlUpkeep:
 
     async def kept(self) -> tuple[str, ...]:
         """The destinations that may have delivered rows, configured or not."""
-        return await self._run(self._kept)
+        return tuple(await self._run(partial(walk_names, self._sql, "kept")))
 
     async def prune_delivered(
         self, term: int, destination: str, age: float, after: datetime | None, limit: int
@@ -217,10 +218,8 @@ class SqlUpkeep:
         await self._run(partial(ask, list(map(self._record, minutes))))
 
     def _record(self, row: Minute) -> Query:
-        counts = {"delivered": row.delivered, "retried": row.retried, "failed": row.failed}
-        key = {"destination": row.destination, "relay": row.relay}
-        minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
-        return self._sql("record", minute=minute, lag=lag, **key, **counts)
+        encoded = {"minute": self._dialect.to_time(row.minute), "lag": _json.encode(row.lag).decode()}
+        return self._sql("record", **(asdict(row) | encoded))
 
     def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
         # The time first: between two round trips a member may be seen anew, and must not count as too old.
@@ -231,14 +230,6 @@ class SqlUpkeep:
         if gone:
             yield [self._sql("forget_members", names=gone, seconds=-FORGOTTEN.total_seconds())]
         return Beat(tuple(sorted(name for name, age in ages.items() if age < live)), now)
-
-    def _kept(self) -> Steps[tuple[str, ...]]:
-        names: list[str] = []
-        while True:
-            [rows] = yield [self._sql("kept", after=names[-1] if names else "")]
-            if not rows:
-                return tuple(names)
-            names.append(rows[0][0])
 
     def _fence(self, term: int) -> Query:
         return self._sql("fence", term=term)
