@@ -16,7 +16,7 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from relaybox.database.drivers.driver import Driver, closed, failed
+from relaybox.database.drivers.driver import Driver, check_usable
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
 from relaybox.database.transactions import TRANSACTION, Block, savepoint
@@ -97,7 +97,7 @@ def _block(connection: Any, insert: sa.Insert) -> tuple[AbstractContextManager[A
         return _sqlalchemy_block(connection, insert, begins), begins
     if kind != "driver" or driver is None:
         raise UnsupportedConnection(f"{name_of(type(connection))} is asynchronous: write `async with`")
-    _check(driver, connection)
+    check_usable(driver, connection)
     if block := _own_block(driver, connection):
         return block, not driver.is_open(connection)
     words = _words(driver, connection)
@@ -111,7 +111,7 @@ async def _async_block(connection: Any, insert: sa.Insert) -> tuple[AbstractAsyn
     if find(connection).kind != "async driver":
         raise UnsupportedConnection(f"{name_of(type(connection))} is synchronous: write `with`")
     driver = async_channel(connection).driver
-    _check(driver, connection)
+    check_usable(driver, connection)
     if block := _own_block(driver, connection):
         return block, not driver.is_open(connection)
     if refresh := getattr(driver, "refresh", None):
@@ -123,13 +123,6 @@ async def _async_block(connection: Any, insert: sa.Insert) -> tuple[AbstractAsyn
 def _own_block(driver: Driver, connection: Any) -> Any:
     make = getattr(driver, "transaction", None)
     return make(connection) if make else None
-
-
-def _check(driver: Driver, connection: Any) -> None:
-    if driver.is_closed(connection):
-        raise closed(driver.name)
-    if driver.is_failed(connection):
-        raise failed(driver.name)
 
 
 @contextmanager

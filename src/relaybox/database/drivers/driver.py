@@ -71,10 +71,7 @@ class Channel:
     def check(self, autocommit: bool) -> bool:
         """Raise unless it can be written to; True where what is written will commit by itself."""
         driver, connection = self.driver, self.connection
-        if driver.is_closed(connection):
-            raise closed(driver.name)
-        if driver.is_failed(connection):
-            raise failed(driver.name)
+        check_usable(driver, connection)
         if driver.begins(connection) or driver.is_open(connection):
             return False
         if not autocommit:
@@ -104,6 +101,14 @@ class Channel:
             return [await self.execute(query) for query in queries]
         except BaseException as error:
             raise translated(error)  # noqa: B904
+
+
+def check_usable(driver: Driver, connection: Any, over: str = "") -> None:
+    """Raise if the connection is closed, or its transaction can only be rolled back."""
+    if driver.is_closed(connection):
+        raise closed(f"{over}{driver.name}")
+    if driver.is_failed(connection):
+        raise failed(f"{over}{driver.name}")
 
 
 def closed(name: str) -> ConnectionClosed:
