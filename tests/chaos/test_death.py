@@ -21,7 +21,7 @@ from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Call
-from relaybox.stores.sql.steps import OneStatement, Settled, StoreSteps
+from relaybox.stores.sql.steps import Settled, StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.chaos.crew import DESTINATION, make_outbox, open_store
 from tests.chaos.scene import stored
@@ -128,7 +128,7 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
     outbox = emit(url, 4, ordered=True, keys=1)
     stalled, other = await _two_holders_of_one_key(url, outbox)
     statements = Statements(outbox.tables, POSTGRESQL, "format")
-    steps = StoreSteps(statements, POSTGRESQL, OneStatement(statements))
+    steps = StoreSteps(statements)
     first, second = (_settle(steps, held) for held in (other, stalled))
     async with await _transaction(url) as one, await _transaction(url) as two:
         answer = await _execute(one, next(first))

@@ -13,8 +13,7 @@ from relaybox import Event
 from relaybox.core.outcome import Delivered, Retried
 from relaybox.database.statements import delivery as statements
 from relaybox.relay.observer import Observer
-from relaybox.stores.sql import delivered
-from relaybox.stores.sql.steps import StoreSteps
+from relaybox.stores.sql.steps import OfLease, StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.databases import SERVERS
 from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants
@@ -77,7 +76,7 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
 ) -> None:
     if case.broken == "a settle that does not count its rows":
         case.patch.setattr(StoreSteps, "_lost", lambda *_: frozenset())
-        case.patch.setattr(delivered.OfLease, "lost", lambda *_: frozenset())
+        case.patch.setattr(OfLease, "lost", lambda *_: frozenset())
     elif case.broken:
         case.rewrite(statements.WORDS, "of_lease", (" AND e.lease_token = :token", ""))
     shop = Shop(case.database("postgresql-18"))

@@ -16,9 +16,8 @@ import sqlalchemy as sa
 from relaybox import Call, Destination
 from relaybox.core.outcome import Delivered, Failed, Outcome, Retried
 from relaybox.database.steps import Steps
-from relaybox.stores.sql.destinations import DestinationSteps
 from relaybox.stores.sql.steps import StoreSteps
-from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.store import DestinationSteps, SqlStore
 from relaybox.stores.store import Claim, DeadLetter, Settlement, Want
 from tests.integration.shop import Databases, Shop, drive
 from tests.locks import waiters
@@ -259,7 +258,7 @@ async def test_of_two_relays_at_the_same_time_one_changes_the_circuit(scene: Sce
     await scene.store.open_circuit("shop", 0, "503")
     destinations = DestinationSteps(scene.steps.statements)
     with scene.transaction() as connection:
-        assert drive(connection, destinations.probe("shop", 60)) is True
+        assert drive(connection, destinations.change("probe", "shop", seconds=60)) is True
         other = asyncio.create_task(scene.store.probe("shop", 60))
         await scene.until_someone_waits()
     assert await other is False

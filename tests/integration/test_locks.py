@@ -19,7 +19,7 @@ from relaybox.database.pools import postgresql
 from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query
 from relaybox.errors import Locked, RowsLocked
 from relaybox.operate import open_relay as parts
-from relaybox.stores.sql.steps import lock_settles
+from relaybox.stores.sql.claims import lock_settles
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL, SERVERS

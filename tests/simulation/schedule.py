@@ -29,7 +29,7 @@ from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.membership import Membership
 from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.relay.upkeep.tally import Tally
-from relaybox.stores.sql import steps, upkeep
+from relaybox.stores.sql import claims, steps, upkeep
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, DeadLetter, Settlement
 from relaybox.stores.upkeep import Member
@@ -527,7 +527,7 @@ class Schedule:
             (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
             # Nobody asks for all tasks; to remember each of them is dear.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
-            (steps, "uuid4", random_uuid),
+            (claims, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "texts", lambda *_: Texts({"fence": ""})),
             (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),

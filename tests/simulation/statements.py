@@ -21,7 +21,7 @@ from relaybox.core.ordering import Candidate
 from relaybox.database import dialects
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Texts
-from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.store import ANY_SIZE
 from tests.simulation.database import (
     OPEN,
@@ -72,8 +72,7 @@ class FakeStatements:
 
 def make_steps(flavour: Flavour) -> StoreSteps:
     statements: Any = FakeStatements(flavour)
-    claiming = OneStatement(statements) if flavour == "pipeline" else Stepwise(statements, DIALECTS[flavour])
-    return StoreSteps(statements, DIALECTS[flavour], claiming)
+    return StoreSteps(statements)
 
 
 EVENT_WRITES = frozenset(

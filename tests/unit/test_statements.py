@@ -11,17 +11,7 @@ import sqlalchemy as sa
 
 from relaybox.database.dialects import DIALECTS, SQLITE
 from relaybox.database.schema import make_tables
-from relaybox.database.statements import (
-    backfill,
-    change,
-    destination,
-    inbox,
-    journal,
-    ledger,
-    sample,
-    undelivered,
-    upkeep,
-)
+from relaybox.database.statements import destination, inbox, journal, ledger, undelivered, upkeep
 from relaybox.database.statements.delivery import TEMPLATES, Statements, Texts, compile_parameters
 from relaybox.stores.sql.search import COLUMNS
 
@@ -41,10 +31,12 @@ def test_a_percent_sign_is_doubled_where_placeholders_have_one_and_the_driver_un
 
 def all_texts(dialect: str) -> Iterator[Texts]:
     yield Texts(TEMPLATES[dialect])
-    topics = (backfill, change, destination, inbox, journal, undelivered, upkeep)
+    topics = (destination, inbox, journal, undelivered, upkeep)
     yield from (topic.texts(dialect) for topic in topics)
     yield ledger.texts(dialect, COLUMNS)
-    yield sample.texts(dialect, TABLES)
+    yield upkeep.TASK_MARK
+    yield journal.backfill_texts(dialect)
+    yield journal.sample_texts(dialect, TABLES)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])

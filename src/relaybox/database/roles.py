@@ -9,7 +9,7 @@ import sqlalchemy as sa
 
 from relaybox.core.values import identifier
 from relaybox.database.migrations import DialectName, Outbox, quoted
-from relaybox.database.schema import MYSQL
+from relaybox.database.schema import MYSQL, Tables
 
 CHANGE = "SELECT, INSERT, UPDATE, DELETE"
 NO_ROLES = "-- SQLite has no roles: whoever may write the file may do everything."
@@ -39,13 +39,18 @@ def grants(
     names = [quoted(outbox, identifier(name, f"role {role}")) for role, name in roles.items()]
     if outbox.dialect == "sqlite":
         return [NO_ROLES]
+    migration = outbox.tables().migration
+    tables = [getattr(outbox.tables(), field.name) for field in fields(Tables)]
     create = "CREATE ROLE IF NOT EXISTS {role}" if outbox.dialect in MYSQL else CREATE_ROLE
     return [
         *(create.replace("{role}", name) for name in names),
         *_use_schema(outbox, names),
         *_emitter(outbox, names[0]),
-        *_relay(outbox, names[1]),
-        *(_grant(outbox, "SELECT", table, names[2]) for table in _tables(outbox)),
+        *(
+            _grant(outbox, CHANGE if table is not migration else "SELECT", table, names[1])
+            for table in tables
+        ),
+        *(_grant(outbox, "SELECT", table, names[2]) for table in tables),
     ]
 
 
@@ -63,17 +68,6 @@ def _emitter(outbox: Outbox, role: str) -> Iterator[str]:
     update = ", UPDATE (event_type, idempotency_key, event_id)" if outbox.dialect in MYSQL else ""
     yield _grant(outbox, f"SELECT, INSERT{update}", tables.idempotency, role)
     yield _grant(outbox, "SELECT", tables.migration, role)
-
-
-def _relay(outbox: Outbox, role: str) -> Iterator[str]:
-    migration = outbox.tables().migration.name
-    for table in _tables(outbox):
-        yield _grant(outbox, "SELECT" if table.name == migration else CHANGE, table, role)
-
-
-def _tables(outbox: Outbox) -> list[sa.Table]:
-    tables = outbox.tables()
-    return [getattr(tables, field.name) for field in fields(tables)]
 
 
 def _grant(outbox: Outbox, privileges: str, table: sa.Table, role: str) -> str:

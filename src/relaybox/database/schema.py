@@ -130,7 +130,7 @@ NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Every table of one outbox."""
+    """Every table of one outbox, in the order in which ``make_tables`` gives them."""
 
     event: sa.Table
     idempotency: sa.Table
@@ -159,21 +159,12 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
     # The migrations' own table comes first: where DDL is not transactional, it tells a migration that was
     # cut short from tables of the same names that belong to somebody else.
     migration = _migration(names)
-    tables = Tables(
-        event=_event(names),
-        idempotency=_idempotency(names),
-        attempt=_attempt(names),
-        destination=_destination(names),
-        relay=_relay(names),
-        leader=_leader(names),
-        audit=_audit(names),
-        stats=_stats(names),
-        inbox=_inbox(names),
-        sample=_sample(names),
-        operation=_operation(names),
-        setting=_setting(names),
-        migration=migration,
+    makers = (
+        *(_event, _idempotency, _attempt, _destination, _relay, _leader),
+        *(_audit, _stats, _inbox, _sample, _operation, _setting),
     )
+    made = [*(make(names) for make in makers), migration]
+    tables = Tables(*made)
     _record_versions(metadata, tables)
     return tables
 
@@ -281,8 +272,7 @@ def _event_columns() -> list[sa.Column[Any]]:
             sa.Identity(always=True, cache=1),
             info={
                 "ddl": {
-                    "mysql": "BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
-                    "mariadb": "BIGINT NOT NULL AUTO_INCREMENT UNIQUE",
+                    **dict.fromkeys(MYSQL, "BIGINT NOT NULL AUTO_INCREMENT UNIQUE"),
                     "sqlite": "BIGINT NOT NULL DEFAULT 0",
                 }
             },

@@ -17,6 +17,11 @@ Rows: TypeAlias = list[Row]
 Steps: TypeAlias = Generator[list[Query], list[Rows], T]
 
 
+def ask(queries: list[Query]) -> Steps[list[Rows]]:
+    """Execute the statements, which need nothing of each other; return the rows of each."""
+    return (yield queries)
+
+
 def drive(steps: Steps[T], execute: Callable[[list[Query]], list[Rows]]) -> T:
     """Execute what the steps yield until they return. They may catch an error of their statements."""
     try:

@@ -19,8 +19,8 @@ import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
 
+from relaybox.database.drivers.driver import failed
 from relaybox.database.drivers.find import name_of
-from relaybox.database.drivers.translate import failed
 from relaybox.emit.committed import depth_of
 from relaybox.emit.emitter import Emitter
 from relaybox.emit.row import Call, EmitOptions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import EllipsisType
 from typing import Any, NamedTuple, TypedDict
@@ -105,7 +105,8 @@ class RowBuilder:
         for number, name in enumerate(names):
             destination = self._destinations.get(name)
             if destination is not None and name in self.handed_over:
-                _check_dialect(destination, dialect)
+                if dialect.name != "postgresql":
+                    raise needs_postgresql(destination, dialect.name)
                 check_payload(payload[0], destination)
             (final if name in self.handed_over else rows).append(
                 (
@@ -230,11 +231,6 @@ def check_payload(payload: str | None, destination: Destination) -> None:
         raise PayloadError("$", problem)
 
 
-def _check_dialect(destination: Destination, dialect: Dialect) -> None:
-    if dialect.name != "postgresql":
-        raise needs_postgresql(destination, dialect.name)
-
-
 def _strategy_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
     match destination.ordering:
         case "aggregate":
@@ -248,11 +244,7 @@ def _strategy_key(call: Call, aggregate: tuple[str, str], destination: Destinati
             return call.tenant
         case "none":
             return None
-    return _function_key(call, destination.ordering)
-
-
-def _function_key(call: Call, function: Callable[..., Any]) -> str | None:
-    key = function(call)
+    key: Any = destination.ordering(call)
     if key is not None and not isinstance(key, str):
         raise InvalidField("key", key, "the ordering function must return text or None")
     return key

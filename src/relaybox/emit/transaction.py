@@ -16,10 +16,9 @@ from typing import Any
 import sqlalchemy as sa
 from sqlalchemy.orm import Session
 
-from relaybox.database.drivers.driver import Driver, closed
+from relaybox.database.drivers.driver import Driver, check_usable
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
-from relaybox.database.drivers.translate import failed
 from relaybox.database.transactions import TRANSACTION, Block, savepoint
 from relaybox.emit.committed import Blocks
 from relaybox.emit.wakes.wake import Caller
@@ -46,8 +45,8 @@ class Transaction:
         self._async: AbstractAsyncContextManager[Any] | None = None
 
     def __enter__(self) -> Any:
-        self._sync = _block(self._connection, self._insert)
-        self._commits = self._sync.__enter__()
+        self._sync, self._commits = _block(self._connection, self._insert)
+        self._sync.__enter__()
         self._blocks.enter(self._emitting)
         return self._connection
 
@@ -64,8 +63,8 @@ class Transaction:
         return swallowed
 
     async def __aenter__(self) -> Any:
-        self._async = _async_block(self._connection, self._insert)
-        self._commits = await self._async.__aenter__()
+        self._async, self._commits = await _async_block(self._connection, self._insert)
+        await self._async.__aenter__()
         # What emits is the synchronous connection in SQLAlchemy's asynchronous one.
         self._emitting = getattr(self._connection, "sync_connection", None) or self._connection
         self._blocks.enter(self._emitting)
@@ -89,31 +88,36 @@ class Transaction:
             self._caller.call(names)
 
 
-def _block(connection: Any, insert: sa.Insert) -> AbstractContextManager[bool]:
-    """A block that says whether its end is a commit, and not that of a savepoint."""
+def _block(connection: Any, insert: sa.Insert) -> tuple[AbstractContextManager[Any], bool]:
+    """Return a block, and whether its end is a commit, and not that of a savepoint."""
     kind, driver = find(connection)
-    if kind == "scoped session":
-        return _sqlalchemy_block(connection(), insert)
-    if kind in ("connection", "session"):
-        return _sqlalchemy_block(connection, insert)
+    if kind in ("connection", "session", "scoped session"):
+        connection = connection() if kind == "scoped session" else connection
+        begins = not connection.in_transaction()
+        return _sqlalchemy_block(connection, insert, begins), begins
     if kind != "driver" or driver is None:
         raise UnsupportedConnection(f"{name_of(type(connection))} is asynchronous: write `async with`")
-    _check(driver, connection)
+    check_usable(driver, connection)
     if block := _own_block(driver, connection):
-        return _driver_block(block, commits=not driver.is_open(connection))
-    return _words_block(driver, connection)
+        return block, not driver.is_open(connection)
+    words = _words(driver, connection)
+    return _words_block(driver, connection, words), words is TRANSACTION
 
 
-def _async_block(connection: Any, insert: sa.Insert) -> AbstractAsyncContextManager[bool]:
+async def _async_block(connection: Any, insert: sa.Insert) -> tuple[AbstractAsyncContextManager[Any], bool]:
     if (asynchronous := async_sqlalchemy(connection)) is not None:
-        return _async_sqlalchemy_block(asynchronous, insert)
+        begins = not asynchronous.in_transaction()
+        return _async_sqlalchemy_block(asynchronous, insert, begins), begins
     if find(connection).kind != "async driver":
         raise UnsupportedConnection(f"{name_of(type(connection))} is synchronous: write `with`")
     driver = async_channel(connection).driver
-    _check(driver, connection)
+    check_usable(driver, connection)
     if block := _own_block(driver, connection):
-        return _async_driver_block(block, commits=not driver.is_open(connection))
-    return _async_words_block(driver, connection)
+        return block, not driver.is_open(connection)
+    if refresh := getattr(driver, "refresh", None):
+        await refresh(connection)
+    words = _words(driver, connection)
+    return _async_words_block(driver, connection, words), words is TRANSACTION
 
 
 def _own_block(driver: Driver, connection: Any) -> Any:
@@ -122,48 +126,29 @@ def _own_block(driver: Driver, connection: Any) -> Any:
 
 
 @contextmanager
-def _driver_block(block: AbstractContextManager[Any], commits: bool) -> Iterator[bool]:
-    with block:
-        yield commits
-
-
-@asynccontextmanager
-async def _async_driver_block(block: AbstractAsyncContextManager[Any], commits: bool) -> AsyncIterator[bool]:
-    async with block:
-        yield commits
-
-
-def _check(driver: Driver, connection: Any) -> None:
-    if driver.is_closed(connection):
-        raise closed(driver.name)
-    if driver.is_failed(connection):
-        raise failed(driver.name)
-
-
-@contextmanager
-def _sqlalchemy_block(connection: Any, insert: sa.Insert) -> Iterator[bool]:
-    if connection.in_transaction():
-        # Before the savepoint, which some databases refuse in autocommit with an error of their own.
-        _check_begun(connection, insert, under_way=True)
-        with connection.begin_nested():
-            yield False
-    else:
+def _sqlalchemy_block(connection: Any, insert: sa.Insert, begins: bool) -> Iterator[None]:
+    if begins:
         with connection.begin():
             # After the beginning, because an event of the engine may be what begins.
             _check_begun(connection, insert, under_way=False)
-            yield True
+            yield
+    else:
+        # Before the savepoint, which some databases refuse in autocommit with an error of their own.
+        _check_begun(connection, insert, under_way=True)
+        with connection.begin_nested():
+            yield
 
 
 @asynccontextmanager
-async def _async_sqlalchemy_block(connection: Any, insert: sa.Insert) -> AsyncIterator[bool]:
-    if connection.in_transaction():
-        await connection.run_sync(_check_begun, insert, under_way=True)
-        async with connection.begin_nested():
-            yield False
-    else:
+async def _async_sqlalchemy_block(connection: Any, insert: sa.Insert, begins: bool) -> AsyncIterator[None]:
+    if begins:
         async with connection.begin():
             await connection.run_sync(_check_begun, insert, under_way=False)
-            yield True
+            yield
+    else:
+        await connection.run_sync(_check_begun, insert, under_way=True)
+        async with connection.begin_nested():
+            yield
 
 
 def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None:
@@ -175,13 +160,12 @@ def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None
 
 
 @contextmanager
-def _words_block(driver: Any, connection: Any) -> Iterator[bool]:
-    words = _words(driver, connection)
+def _words_block(driver: Any, connection: Any, words: Block) -> Iterator[None]:
     control = getattr(driver, "control", driver.execute)
     try:
         # Inside: a BEGIN whose caller was interrupted may have run all the same.
         control(connection, words.begin)
-        yield words is TRANSACTION
+        yield
         control(connection, words.commit)
     except BaseException:
         # A connection that broke has rolled back already; the error to see is the first one.
@@ -191,13 +175,10 @@ def _words_block(driver: Any, connection: Any) -> Iterator[bool]:
 
 
 @asynccontextmanager
-async def _async_words_block(driver: Any, connection: Any) -> AsyncIterator[bool]:
-    if refresh := getattr(driver, "refresh", None):
-        await refresh(connection)
-    words = _words(driver, connection)
+async def _async_words_block(driver: Any, connection: Any, words: Block) -> AsyncIterator[None]:
     try:
         await driver.execute(connection, words.begin)
-        yield words is TRANSACTION
+        yield
         await driver.execute(connection, words.commit)
     except BaseException:
         with suppress(Exception):

@@ -24,7 +24,7 @@ from relaybox.operate.history import (
     step_of,
 )
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Journal, Operation
+from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
@@ -41,6 +41,7 @@ from relaybox.stores.ledger import (
     Relay,
     State,
 )
+from relaybox.stores.sql.journal import SqlJournal
 
 __all__ = [
     "NAMED", "Admin", "Audits", "DeadLetters", "DestinationStats", "Detail", "Done", "Failures", "Named",
@@ -127,7 +128,7 @@ class Admin(AdminActions):
         return Admin(self._ledger, self._destinations.values(), actor)
 
     @property
-    def journal(self) -> Journal:
+    def journal(self) -> SqlJournal:
         """What is on record besides the rows, for whoever runs operations."""
         return self._ledger
 

@@ -28,10 +28,10 @@ from relaybox.stores.ledger import (
     Entry,
     Filter,
     Lane,
-    Ledger,
     SingleEvent,
     State,
 )
+from relaybox.stores.sql.ledger import SqlLedger
 
 Progress: TypeAlias = Callable[[int], None]
 Stop: TypeAlias = Callable[[], bool]
@@ -126,7 +126,7 @@ def _way(
 class AdminActions:
     """The half of ``Admin`` that changes something."""
 
-    def __init__(self, ledger: Ledger, destinations: Iterable[Destination], actor: str) -> None:
+    def __init__(self, ledger: SqlLedger, destinations: Iterable[Destination], actor: str) -> None:
         self._ledger = ledger
         self._destinations = {destination.name: destination for destination in destinations}
         self._lanes = {

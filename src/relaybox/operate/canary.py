@@ -6,7 +6,8 @@ from uuid import UUID
 
 from relaybox.operate.admin import Admin
 from relaybox.operate.admin_actions import CANARY
-from relaybox.stores.ledger import Choice, Entry, Filter, Ledger
+from relaybox.stores.ledger import Choice, Entry, Filter
+from relaybox.stores.sql.ledger import SqlLedger
 
 OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
 """The states of one that is not done yet."""
@@ -15,7 +16,7 @@ OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
 class Rows:
     """The test events that relays sent to a destination, in its outbox."""
 
-    def __init__(self, admin: Admin, ledger: Ledger, destination: str) -> None:
+    def __init__(self, admin: Admin, ledger: SqlLedger, destination: str) -> None:
         self._admin = admin
         self._ledger = ledger
         self._destination = destination

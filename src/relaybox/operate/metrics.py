@@ -31,7 +31,7 @@ from relaybox.operate.admin import Admin, DestinationStats
 from relaybox.operate.why import is_alive
 from relaybox.relay.observer import Observer, Sends
 from relaybox.sinks.sink import Answer
-from relaybox.stores.journal import Journal
+from relaybox.stores.sql.journal import SqlJournal
 from relaybox.stores.store import Claim, Settlement
 
 try:
@@ -430,7 +430,7 @@ async def _values(admin: Admin, one: DestinationStats) -> Sequence[float]:
     )
 
 
-_kept: WeakKeyDictionary[Journal, dict[str, Gauges]] = WeakKeyDictionary()
+_kept: WeakKeyDictionary[SqlJournal, dict[str, Gauges]] = WeakKeyDictionary()
 """By what the service stands on, which operators share."""
 
 

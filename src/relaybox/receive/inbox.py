@@ -207,12 +207,6 @@ class _Block:
         self._first = False
         self._transaction: object | None = None
 
-    def _mark(self, statements: Statements) -> Steps[bool]:
-        return mark(statements, self._key)
-
-    def _forget(self, statements: Statements) -> Steps[None]:
-        return forget(statements, self._key)
-
     def _not_forgotten(self, error: BaseException, failure: Exception) -> None:
         # After an EmitError the transaction can only be rolled back, or is over.
         if not isinstance(failure, EmitError):
@@ -229,9 +223,10 @@ class _Block:
         if not self._first:
             return True
         if self._writer.open_on(self._connection) is not self._transaction:
+            problem = f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}"
             if error is None:
-                raise NotInTransaction(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
-            error.add_note(f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}")
+                raise NotInTransaction(problem)
+            error.add_note(problem)
             return True
         return error is None
 
@@ -246,7 +241,7 @@ class Once(_Block):
     __slots__ = ()
 
     def __enter__(self) -> bool:
-        return self._began(self._writer.write(self._connection, self._mark))
+        return self._began(self._writer.write(self._connection, partial(mark, key=self._key)))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -254,7 +249,7 @@ class Once(_Block):
         if self._is_over(error) or error is None:
             return
         try:
-            self._writer.write(self._connection, self._forget)
+            self._writer.write(self._connection, partial(forget, key=self._key))
         except Exception as failure:
             self._not_forgotten(error, failure)
 
@@ -265,7 +260,7 @@ class AsyncOnce(_Block):
     __slots__ = ()
 
     async def __aenter__(self) -> bool:
-        return self._began(await self._writer.awrite(self._connection, self._mark))
+        return self._began(await self._writer.awrite(self._connection, partial(mark, key=self._key)))
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -275,6 +270,6 @@ class AsyncOnce(_Block):
         try:
             # Also where it is a cancellation: a time limit inside the transaction may be what catches that.
             async with asyncio.timeout(PATIENCE):
-                await self._writer.awrite(self._connection, self._forget)
+                await self._writer.awrite(self._connection, partial(forget, key=self._key))
         except Exception as failure:
             self._not_forgotten(error, failure)

@@ -38,19 +38,24 @@ IDLE = 5
 """Connections that are kept for the next event."""
 
 
-class OnceHandler:
-    """Calls a synchronous function, with the event and, if it takes a second argument, the connection."""
+class _Handler:
+    """Calls a function, with the event and, if it takes a second argument, the connection."""
 
     def __init__(
-        self, destination: Destination, function: Callable[..., Any], url: str, inbox: Inbox
+        self, destination: Destination, function: Callable[..., Any], address: sa.URL, inbox: Inbox
     ) -> None:
         self._name = destination.name
         self._function = with_connection(function)
         self._inbox = inbox
-        self._address = _address(url, _driver(destination, url))
-        self._options = _options(self._address, destination)
+        self._address = address
+        self._options = _options(address, destination)
         self._making = threading.Lock()
-        self._engine: sa.Engine | None = None
+
+
+class OnceHandler(_Handler):
+    """Calls a synchronous function."""
+
+    _engine: sa.Engine | None = None
 
     def __call__(self, event: Event) -> None:
         with (
@@ -73,18 +78,10 @@ class OnceHandler:
             return self._engine
 
 
-class AsyncOnceHandler:
-    """``OnceHandler``, of an asynchronous function."""
+class AsyncOnceHandler(_Handler):
+    """Calls an asynchronous function."""
 
-    def __init__(
-        self, destination: Destination, function: Callable[..., Any], url: str, inbox: Inbox
-    ) -> None:
-        self._name = destination.name
-        self._function = with_connection(function)
-        self._inbox = inbox
-        self._address = _address(url, ASYNC_DRIVERS[_backend(url)])
-        self._options = _options(self._address, destination)
-        self._engine: AsyncEngine | None = None
+    _engine: AsyncEngine | None = None
 
     async def __call__(self, event: Event) -> None:
         if self._engine is None:
@@ -108,8 +105,12 @@ def once_handler(
     destination: Destination, function: Callable[..., Any], url: str, tables: Tables
 ) -> OnceHandler | AsyncOnceHandler:
     """The function as one that runs once for each event; nothing is connected to before the first."""
-    kind = AsyncOnceHandler if is_async(destination.name, function) else OnceHandler
-    return kind(destination, function, url, Inbox(tables=tables))
+    address = sa.make_url(url)
+    backend = address.get_backend_name()
+    asynchronous = is_async(destination.name, function)
+    driver = ASYNC_DRIVERS[backend] if asynchronous else _driver(destination, backend)
+    kind = AsyncOnceHandler if asynchronous else OnceHandler
+    return kind(destination, function, address.set(drivername=driver), Inbox(tables=tables))
 
 
 def with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]:
@@ -128,13 +129,9 @@ def check_done(result: Any) -> None:
         raise Reject(f"once: {reason}")
 
 
-def _backend(url: str) -> str:
-    return sa.make_url(url).get_backend_name()
-
-
-def _driver(destination: Destination, url: str) -> str:
-    if _backend(url) != "mysql":
-        return DRIVERS[_backend(url)]
+def _driver(destination: Destination, backend: str) -> str:
+    if backend != "mysql":
+        return DRIVERS[backend]
     for package, driver in MYSQL_DRIVERS.items():
         if find_spec(package):
             return driver
@@ -142,10 +139,6 @@ def _driver(destination: Destination, url: str) -> str:
     raise ConfigError(
         f"destination {destination.name!r}: once = true: a plain function needs a driver; {fix}"
     )
-
-
-def _address(url: str, driver: str) -> sa.URL:
-    return sa.make_url(url).set(drivername=driver)
 
 
 def _options(address: sa.URL, destination: Destination) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from uuid import UUID
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox.database.statements.backfill import texts
 from relaybox.database.statements.delivery import Statements
+from relaybox.database.statements.journal import backfill_texts
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, NoTables, StoreError
 from relaybox.relay.process import died, this_process
@@ -203,7 +203,7 @@ class Checkpoint:
 @lru_cache(maxsize=16)
 def notes_of(statements: Statements) -> Statements:
     """Return the statements of this module, for the same tables, database and driver."""
-    return statements.others(texts(statements.dialect.name))
+    return statements.others(backfill_texts(statements.dialect.name))
 
 
 def _text(details: Mapping[str, Any]) -> str:

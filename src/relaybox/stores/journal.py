@@ -1,6 +1,6 @@
-"""The contract of what is on record besides the rows: roll-ups, samples, failures, audits and operations.
+"""The values of a journal, which keeps what is not in the rows: roll-ups, failures, audits and operations.
 
-No question here reads more than a bounded part of any table, and each is a fixed number of queries (for each
+No question of it reads more than a bounded part of any table, and each is a fixed number of queries (for each
 destination: one).
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, Literal, Protocol
+from typing import Any, Literal
 from uuid import UUID
 
 STALLED = 30.0
@@ -136,55 +136,3 @@ class Flow:
     pending: bool
     due_seconds: float | None
     settles: bool
-
-
-class Journal(Protocol):
-    """Answers from the side tables, and writes into them. See the module's text."""
-
-    async def history(self, seconds: float, step: int, destination: str | None) -> History:
-        """What was settled and sampled in the last ``seconds``, in steps of ``step`` seconds."""
-        ...
-
-    async def flows(self, seconds: Mapping[str, float]) -> Mapping[str, Flow]:
-        """What is due at each of these destinations, and whether anything settled in so many seconds."""
-        ...
-
-    async def failed_rows(self, destination: str | None, limit: int) -> FailedRows:
-        """The newest failed rows, at most ``limit``, grouped by their errors."""
-        ...
-
-    async def audits(self, limit: int, cursor: int | None = None) -> tuple[AuditRow, ...]:
-        """What operators did, newest first, before the row of that id."""
-        ...
-
-    async def note(self, audit: Audit) -> None:
-        """Put on record what changes no row."""
-        ...
-
-    async def begin(
-        self, id_: UUID, action: str, actor: str, details: Mapping[str, Any], counted: Counted | None
-    ) -> None:
-        """An operation begins."""
-        ...
-
-    async def advance(self, id_: UUID, done: int, skipped: int) -> bool:
-        """It has come so far, and is alive; whether it is to go on: nobody has cancelled it."""
-        ...
-
-    async def finish(
-        self, id_: UUID, state: OperationState, done: int, skipped: int, error: str | None = None
-    ) -> None:
-        """It has ended so; one that was cancelled stays so."""
-        ...
-
-    async def cancel(self, id_: UUID) -> bool:
-        """Let an operation end after what it is doing; whether it was running."""
-        ...
-
-    async def operations(self, limit: int) -> tuple[Operation, ...]:
-        """The operations, newest first."""
-        ...
-
-    async def operation(self, id_: UUID) -> Operation | None:
-        """One of them."""
-        ...

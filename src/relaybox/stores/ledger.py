@@ -1,4 +1,4 @@
-"""The contract of a ledger: what an operator can ask of the tables, and change in them.
+"""The values of a ledger, and its contract: what an operator can ask of the tables, and change in them.
 
 Its promises:
 
@@ -12,17 +12,15 @@ Its promises:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
-from typing import Literal, Protocol
+from typing import Literal
 from uuid import UUID
 
 from relaybox.stores.journal import Audit as Audit
 from relaybox.stores.journal import AuditRow as AuditRow
 from relaybox.stores.journal import Counted as Counted
-from relaybox.stores.journal import Journal
 from relaybox.stores.journal import Operation as Operation
 
 CAP = 10_000
@@ -237,113 +235,3 @@ class SingleEvent:
     payload: str
     headers: str
     max_attempts: int
-
-
-class Ledger(Journal, Protocol):
-    """Reads the tables for operators, and changes rows for them. See the module's text."""
-
-    async def names(self) -> frozenset[str]:
-        """Every destination that has pending, failed or delivered rows, or a state of its own."""
-        ...
-
-    async def counts(self, names: Collection[str]) -> Mapping[str, Counts]:
-        """How many rows each of these destinations has."""
-        ...
-
-    async def places(self) -> Mapping[str, Place]:
-        """The destinations that have a state of their own."""
-        ...
-
-    async def relays(self) -> tuple[Relay, ...]:
-        """The relays that were seen last, the latest first."""
-        ...
-
-    async def search(self, filter: Filter, limit: int, cursor: UUID | None = None) -> Page:
-        """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
-        ...
-
-    async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
-        """Entries, oldest first, up to ``last``."""
-        ...
-
-    async def count(self, filter: Filter) -> Counted:
-        """How many the filter is true of, no more than ``CAP``; of a long search only its first windows."""
-        ...
-
-    async def newest(self) -> UUID | None:
-        """The id of the newest row."""
-        ...
-
-    async def find(self, id_: UUID, *, exact: bool = False) -> tuple[Entry, ...]:
-        """The delivery of that id, or (not when ``exact``) every delivery of the event of that id."""
-        ...
-
-    async def content(self, id_: UUID) -> Content | None:
-        """What a delivery carries."""
-        ...
-
-    async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
-        """What each of these deliveries carries."""
-        ...
-
-    async def shadowed(self, ids: Collection[UUID]) -> frozenset[UUID]:
-        """Those of these deliveries that are in shadow."""
-        ...
-
-    async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
-        """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
-        ...
-
-    async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:
-        """The failed attempts of a delivery that are on record, oldest first."""
-        ...
-
-    async def head(self, destination: str, ordering_key: str, *, block: bool) -> Entry | None:
-        """The first open row of a key."""
-        ...
-
-    async def retry(
-        self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
-    ) -> frozenset[UUID]:
-        """Make failed rows pending and due, with all their attempts, and rows that back off due now.
-
-        The ids that were changed come back, from every change.
-        """
-        ...
-
-    async def discard(
-        self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
-    ) -> frozenset[UUID]:
-        """Give up failed and pending rows; the next of each key becomes due."""
-        ...
-
-    async def move(
-        self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
-    ) -> frozenset[UUID]:
-        """Give pending and failed rows to another destination.
-
-        Where that one is ordered, others may go in their place: as many of the same keys, but the first ones.
-        """
-        ...
-
-    async def replay(
-        self, entries: Sequence[Entry], to: str | None, lanes: Mapping[str, Lane], audit: Audit
-    ) -> Mapping[UUID, UUID]:
-        """Write final rows anew, due now; the new row's id for each one's."""
-        ...
-
-    async def write(self, destination: str, event: SingleEvent, audit: Audit | None) -> None:
-        """Write an event for one destination, due now and without an order."""
-        ...
-
-    async def forget(self, id_: UUID) -> None:
-        """Delete a failed row that nobody misses, such as a test event's; no audit tells of it."""
-        ...
-
-    async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
-        """Keep every relay from claiming for it."""
-        ...
-
-    async def resume(self, destination: str, audit: Audit) -> bool:
-        """End a pause and close the circuit; whether there was anything to end."""
-        ...

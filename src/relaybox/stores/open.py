@@ -5,11 +5,11 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 from relaybox.core.imports import import_extra
-from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
+from relaybox.database.dialects import MARIADB, MYSQL, POSTGRESQL, SQLITE
 from relaybox.database.migrations import server_dialect
 from relaybox.database.schema import Tables
-from relaybox.database.statements.delivery import ParamStyle, Statements
-from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.database.statements.delivery import Statements
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.sql.store import SqlStore
 
 
@@ -30,14 +30,15 @@ def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlSto
 def open_postgresql(url: str, tables: Tables, *, connections: int = 3) -> SqlStore:
     """Open a store in a PostgreSQL database."""
     pool = import_extra("relaybox.database.pools.postgresql:Psycopg", "psycopg", "postgres")
-    steps = steps_of(tables, POSTGRESQL, "numeric")
-    return SqlStore(steps, pool(url, connections, steps.statements), pool(url, 1, steps.statements))
+    statements = Statements(tables, POSTGRESQL, "numeric")
+    steps = StoreSteps(statements)
+    return SqlStore(steps, pool(url, connections, statements), pool(url, 1, statements))
 
 
 def open_mysql(url: str, tables: Tables, *, connections: int = 3, mariadb: bool = True) -> SqlStore:
     """Open a store in a MariaDB or MySQL database."""
     pool = import_extra("relaybox.database.pools.mysql:Asyncmy", "asyncmy", "mysql")
-    steps = steps_of(tables, MARIADB if mariadb else MYSQL, "format")
+    steps = StoreSteps(Statements(tables, MARIADB if mariadb else MYSQL, "format"))
     return SqlStore(steps, pool(url, connections, mariadb), pool(url, 1, mariadb))
 
 
@@ -45,11 +46,4 @@ def open_sqlite(path: str, tables: Tables) -> SqlStore:
     """Open a store in the file at ``path``."""
     from relaybox.database.pools.sqlite import Sqlite3
 
-    return SqlStore(steps_of(tables, SQLITE, "qmark"), Sqlite3(path))
-
-
-def steps_of(tables: Tables, dialect: Dialect, style: ParamStyle) -> StoreSteps:
-    """Return the steps of a store on one kind of database, for a driver of one parameter style."""
-    statements = Statements(tables, dialect, style)
-    claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
-    return StoreSteps(statements, dialect, claiming)
+    return SqlStore(StoreSteps(Statements(tables, SQLITE, "qmark")), Sqlite3(path))

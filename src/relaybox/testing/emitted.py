@@ -21,8 +21,8 @@ from relaybox.core.settings import Route
 from relaybox.core.values import mask_url
 from relaybox.database.connect import Execute, Row, connected, in_memory
 from relaybox.database.dialects import DIALECTS
+from relaybox.database.drivers.driver import translated
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
-from relaybox.database.drivers.translate import translated
 from relaybox.database.migrations import rendered
 from relaybox.database.schema import now
 from relaybox.database.statements.delivery import Query

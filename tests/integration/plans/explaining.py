@@ -16,7 +16,7 @@ from relaybox.database.dialects import MARIADB, POSTGRESQL, SQLITE
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Steps
-from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.stores.sql.steps import StoreSteps
 from tests.databases import POSTGRESQL as POSTGRESQL_KINDS
 from tests.databases import engine
 
@@ -174,7 +174,7 @@ class Postgres(Database):
     def __init__(self, url: str, *, cached: bool = False) -> None:
         super().__init__(url)
         self.statements = Statements(self.tables, POSTGRESQL, "numeric" if cached else "format")
-        self.steps = StoreSteps(self.statements, POSTGRESQL, OneStatement(self.statements))
+        self.steps = StoreSteps(self.statements)
         self._connection = psycopg.connect(url, autocommit=True, cursor_factory=psycopg.ClientCursor)
         self._connection.adapters.register_loader("jsonb", psycopg.types.string.TextLoader)
         self._connection.execute("ALTER TABLE outbox_event SET (autovacuum_enabled = off)")
@@ -259,7 +259,7 @@ class Mariadb(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         statements = Statements(self.tables, MARIADB, "format")
-        self.steps = StoreSteps(statements, MARIADB, Stepwise(statements, MARIADB))
+        self.steps = StoreSteps(statements)
         parts = sa.make_url(url)
         self._connection = pymysql.connect(
             host=parts.host,
@@ -319,7 +319,7 @@ class Sqlite(Database):
     def __init__(self, url: str) -> None:
         super().__init__(url)
         statements = Statements(self.tables, SQLITE, "qmark")
-        self.steps = StoreSteps(statements, SQLITE, Stepwise(statements, SQLITE))
+        self.steps = StoreSteps(statements)
         self._connection = sqlite3.connect(sa.make_url(url).database or "", isolation_level=None)
 
     def begin(self) -> None:

@@ -14,7 +14,7 @@ from relaybox.database import dialects
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
-from relaybox.stores.sql.steps import OneStatement, StoreSteps
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL
 from tests.integration.filled import create_tables, emit
@@ -40,7 +40,7 @@ class Session:
 
     def __init__(self, url: str, tables: Tables) -> None:
         self._statements = Statements(tables, dialects.POSTGRESQL, "format")
-        self.steps = StoreSteps(self._statements, dialects.POSTGRESQL, OneStatement(self._statements))
+        self.steps = StoreSteps(self._statements)
         self.connection = psycopg.connect(url, autocommit=True)
         self.connection.adapters.register_loader("jsonb", psycopg.types.string.TextLoader)
 

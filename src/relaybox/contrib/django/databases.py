@@ -18,7 +18,7 @@ from django.db import Error, connections
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.database.dialects import DIALECTS, MARIADB, MYSQL, POSTGRESQL, SQLITE, Dialect
-from relaybox.database.drivers.translate import failed, translated
+from relaybox.database.drivers.driver import failed, translated
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps, drive

@@ -31,7 +31,7 @@ from relaybox.database.dialects import refusal
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps, drive
 from relaybox.database.transactions import BEGIN_WRITING, TRANSACTION
-from relaybox.stores.sql.steps import OneStatement, Stepwise, StoreSteps
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
@@ -45,10 +45,8 @@ _helper = threading.local()
 
 def open_store(using: str) -> SqlStore:
     """Return the store in the database of an alias, on the calling thread's connection to it."""
-    dialect = dialect_of(connection_of(using))
-    statements = get_statements(dialect)
-    claiming = OneStatement(statements) if dialect.one_statement else Stepwise(statements, dialect)
-    return SqlStore(StoreSteps(statements, dialect, claiming), DjangoDriver(using, statements))
+    statements = get_statements(dialect_of(connection_of(using)))
+    return SqlStore(StoreSteps(statements), DjangoDriver(using, statements))
 
 
 def is_busy(connection: BaseDatabaseWrapper) -> bool:

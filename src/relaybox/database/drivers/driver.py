@@ -10,13 +10,14 @@ from collections.abc import Awaitable
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
-from relaybox.database.dialects import Dialect
-from relaybox.database.drivers.translate import failed, translated
+from relaybox.database.dialects import Dialect, missing_tables
 from relaybox.database.statements.delivery import ParamStyle, Query
 from relaybox.database.steps import Rows, Steps, adrive, drive
-from relaybox.errors import ConnectionClosed, NotInTransaction
+from relaybox.errors import ConnectionClosed, NotInTransaction, SchemaError, TransactionFailed
 
 T = TypeVar("T")
+
+_FAILED_TRANSACTION = "25P02"
 
 
 class Driver(Protocol):
@@ -70,10 +71,7 @@ class Channel:
     def check(self, autocommit: bool) -> bool:
         """Raise unless it can be written to; True where what is written will commit by itself."""
         driver, connection = self.driver, self.connection
-        if driver.is_closed(connection):
-            raise closed(driver.name)
-        if driver.is_failed(connection):
-            raise failed(driver.name)
+        check_usable(driver, connection)
         if driver.begins(connection) or driver.is_open(connection):
             return False
         if not autocommit:
@@ -105,6 +103,14 @@ class Channel:
             raise translated(error)  # noqa: B904
 
 
+def check_usable(driver: Driver, connection: Any, over: str = "") -> None:
+    """Raise if the connection is closed, or its transaction can only be rolled back."""
+    if driver.is_closed(connection):
+        raise closed(f"{over}{driver.name}")
+    if driver.is_failed(connection):
+        raise failed(f"{over}{driver.name}")
+
+
 def closed(name: str) -> ConnectionClosed:
     """The error for a closed connection."""
     return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
@@ -118,3 +124,26 @@ def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
         " would commit apart from the change it belongs to; write"
         f" `{block} {names.owner}.transaction(connection):` around both{names.otherwise}"
     )
+
+
+def translated(error: BaseException) -> BaseException:
+    """Our own error where there is one; else the driver's, which callers know how to retry."""
+    beneath: Any = getattr(error, "orig", None) or error
+    if _FAILED_TRANSACTION in (getattr(beneath, "sqlstate", None), getattr(beneath, "pgcode", None)):
+        return _caused(failed("PostgreSQL"), error)
+    if missing := missing_tables(beneath):
+        return _caused(SchemaError(missing), error)
+    return error
+
+
+def failed(name: str) -> TransactionFailed:
+    """Make the error for a transaction that can only be rolled back."""
+    return TransactionFailed(
+        f"an earlier statement failed, so the {name} transaction can only be rolled back;"
+        " roll it back and begin again"
+    )
+
+
+def _caused(ours: Exception, error: BaseException) -> Exception:
+    ours.__cause__ = error
+    return ours

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from relaybox.database.dialects import MARIADB
-from relaybox.database.statements.delivery import ParamStyle
+from relaybox.database.statements.delivery import ParamStyle, Query
+from relaybox.database.steps import Rows
 
 
 class MysqlState:
@@ -20,3 +21,17 @@ class MysqlState:
 
     def begins(self, connection: Any) -> bool:
         return not connection.get_autocommit()
+
+
+class SyncMysql(MysqlState):
+    """A synchronous connection; ``cursor`` is the driver's plain cursor, whatever the connection's own is."""
+
+    cursor: Any
+
+    def is_closed(self, connection: Any) -> bool:
+        return not connection.open
+
+    def execute(self, connection: Any, query: Query) -> Rows:
+        with connection.cursor(self.cursor) as cursor:
+            cursor.execute(query.sql, query.params)
+            return list(cursor.fetchall())

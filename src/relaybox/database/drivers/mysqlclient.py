@@ -7,20 +7,17 @@ from typing import Any
 from MySQLdb import Error
 from MySQLdb.cursors import Cursor
 
-from relaybox.database.drivers.mysql import MysqlState
+from relaybox.database.drivers.mysql import SyncMysql
 from relaybox.database.statements.delivery import Query
-from relaybox.database.steps import Rows
 
 TRANSACTION_IN_PROGRESS = 1568
 
 
-class Mysqlclient(MysqlState):
+class Mysqlclient(SyncMysql):
     """A MySQLdb connection."""
 
     name = "mysqlclient"
-
-    def is_closed(self, connection: Any) -> bool:
-        return not connection.open
+    cursor = Cursor
 
     def is_open(self, connection: Any) -> bool:
         """The driver hides the server's status, so a statement asks that only an open transaction refuses.
@@ -34,8 +31,3 @@ class Mysqlclient(MysqlState):
                 return True
             raise
         return False
-
-    def execute(self, connection: Any, query: Query) -> Rows:
-        with connection.cursor(Cursor) as cursor:
-            cursor.execute(query.sql, query.params)
-            return list(cursor.fetchall())

@@ -34,6 +34,10 @@ class _State:
     def begins(self, connection: Any) -> bool:
         return not connection.autocommit
 
+    def transaction(self, connection: Any) -> Any:
+        """The driver's own block."""
+        return connection.transaction()
+
 
 class Psycopg(_State):
     """``psycopg.Connection``."""
@@ -50,10 +54,6 @@ class Psycopg(_State):
         # Not by the description, which takes longer to make than to fetch a row or two.
         return [] if cursor.rownumber is None else list(cursor.fetchall())
 
-    def transaction(self, connection: Connection[Any]) -> Any:
-        """The driver's own block."""
-        return connection.transaction()
-
 
 class AsyncPsycopg(_State):
     """``psycopg.AsyncConnection``."""
@@ -67,7 +67,3 @@ class AsyncPsycopg(_State):
             async with connection.pipeline():
                 await cursor.execute(query.sql, query.params)
         return [] if cursor.rownumber is None else list(await cursor.fetchall())
-
-    def transaction(self, connection: AsyncConnection[Any]) -> Any:
-        """The driver's own block."""
-        return connection.transaction()

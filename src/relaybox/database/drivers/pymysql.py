@@ -7,23 +7,14 @@ from typing import Any
 from pymysql.constants import SERVER_STATUS
 from pymysql.cursors import Cursor
 
-from relaybox.database.drivers.mysql import MysqlState
-from relaybox.database.statements.delivery import Query
-from relaybox.database.steps import Rows
+from relaybox.database.drivers.mysql import SyncMysql
 
 
-class Pymysql(MysqlState):
+class Pymysql(SyncMysql):
     """A PyMySQL connection."""
 
     name = "PyMySQL"
-
-    def is_closed(self, connection: Any) -> bool:
-        return not connection.open
+    cursor = Cursor
 
     def is_open(self, connection: Any) -> bool:
         return bool(connection.server_status & SERVER_STATUS.SERVER_STATUS_IN_TRANS)
-
-    def execute(self, connection: Any, query: Query) -> Rows:
-        with connection.cursor(Cursor) as cursor:
-            cursor.execute(query.sql, query.params)
-            return list(cursor.fetchall())

@@ -17,8 +17,7 @@ from sqlalchemy.exc import (
 )
 from sqlalchemy.orm import Session
 
-from relaybox.database.drivers.driver import EMIT, Channel, Driver, Names, closed
-from relaybox.database.drivers.translate import failed
+from relaybox.database.drivers.driver import EMIT, Channel, Driver, Names, check_usable, closed, failed
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Rows
 from relaybox.errors import NotInTransaction
@@ -47,10 +46,7 @@ class SqlalchemyChannel(Channel):
         if _is_inactive(self.connection):
             raise failed("SQLAlchemy")
         driver, raw = self.driver, self.connection.connection.driver_connection
-        if driver.is_closed(raw):
-            raise closed(f"SQLAlchemy {driver.name}")
-        if driver.is_failed(raw):
-            raise failed(f"SQLAlchemy {driver.name}")
+        check_usable(driver, raw, "SQLAlchemy ")
         if self._is_or_gets_open(raw):
             return False
         if not autocommit:

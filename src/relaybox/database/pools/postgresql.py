@@ -18,6 +18,7 @@ from relaybox.database.pools.pipeline import Pipeline
 from relaybox.database.pools.places import Places
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Rows, Steps, adrive
+from relaybox.database.transactions import BEGIN_WRITING, TRANSACTION
 from relaybox.errors import Locked
 
 T = TypeVar("T")
@@ -37,10 +38,7 @@ ANSWER_SECONDS = 60.0
 CANCEL_SECONDS = 1.0
 """For the server to hear that a call was given up."""
 
-# Said, not presumed: the database's or the role's default may be another.
-BEGIN = Query("BEGIN ISOLATION LEVEL READ COMMITTED", ())
-COMMIT = Query("COMMIT", ())
-ROLLBACK = Query("ROLLBACK", ())
+BEGIN = [Query(sql, ()) for sql in BEGIN_WRITING["postgresql"]]
 
 
 class Psycopg:
@@ -79,11 +77,7 @@ class Psycopg:
             await self._idle.pop().connection.close()
 
     async def _connect(self) -> Session:
-        options: dict[str, Any] = {
-            **CONNECT,
-            **conninfo_to_dict(self._url),
-            "autocommit": True,
-        }
+        options: dict[str, Any] = {**CONNECT, **conninfo_to_dict(self._url), "autocommit": True}
         connection: Connection = await AsyncConnection.connect(**options)
         return await _answered(connection, self._open(connection))
 
@@ -99,7 +93,7 @@ class Psycopg:
             name += "_and_notice_hang_up"
         pin = self._statements(name)
         if not direct:
-            return Session(connection, [BEGIN, pin], [COMMIT], [ROLLBACK])
+            return Session(connection, [*BEGIN, pin], [TRANSACTION.commit], [TRANSACTION.rollback])
         session = Session(connection, [self._statements("unpin_plan")], lasting=self._lasting)
         await session.pipeline.run([pin])
         return session

@@ -1,10 +1,14 @@
-"""The statements of what is on record besides the rows, as text to be reviewed."""
+"""The statements of what is on record besides the rows, as text to be reviewed.
+
+They are those of the journal, of samples and of backfills. Each reads a bounded part of an index.
+"""
 
 from __future__ import annotations
 
 from relaybox.core.fingerprint import LOOKED_AT
-from relaybox.database.schema import MYSQL as MYSQL_DIALECTS
+from relaybox.database.schema import MYSQL, Tables
 from relaybox.database.statements.delivery import Texts
+from relaybox.database.statements.upkeep import FENCE, LED
 
 WORDS = {
     # Which step it is, is told of each minute once, and not of each of its buckets.
@@ -69,6 +73,9 @@ WHERE id = :id AND state = 'running' {returning}""",
 
 _NOT_MYSQL = {
     "pending_of": "destination = :destination AND status = 'pending'",
+    "pending_name": "destination",
+    "any_pending": "status = 'pending'",
+    "parked_order": "next_attempt_at, position",
     "failed_of": "destination = :destination AND status = 'failed'",
     "failed_name": "destination",
     "any_failed": "status = 'failed'",
@@ -97,6 +104,9 @@ _SQLITE = _NOT_MYSQL | {
 # The columns that stand for partial indexes say the status too.
 _MYSQL = {
     "pending_of": "due_destination = :destination",
+    "pending_name": "due_destination",
+    "any_pending": "due_destination IS NOT NULL",
+    "parked_order": "position",
     "failed_of": "failed_destination = :destination",
     "failed_name": "failed_destination",
     "any_failed": "failed_destination IS NOT NULL",
@@ -113,14 +123,120 @@ _MYSQL = {
     "details": ":details",
 }
 
+BACKFILLS = {
+    "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
+    "backfills": """
+SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
+WHERE action = :action ORDER BY id DESC LIMIT :limit""",
+    "held": """
+SELECT id, state, details, done, skipped, started_at, updated_at, {now} FROM {operation}
+WHERE id = :id {lock}""",
+    "begin": """
+INSERT INTO {operation} (id, action, actor, details, total)
+VALUES (:id, :action, :actor, {details}, :total)""",
+    "take_over": """
+UPDATE {operation} SET state = 'running', actor = :actor, details = {details}, total = :total,
+    updated_at = {now}, finished_at = NULL, error = NULL WHERE id = :id""",
+    "advance": """
+UPDATE {operation} SET details = {details}, done = :done, skipped = :skipped, updated_at = {now}
+WHERE id = :id""",
+    "live": "UPDATE {operation} SET updated_at = {now} WHERE id = :id",
+    "end": """
+UPDATE {operation} SET state = :state, error = :error, updated_at = {now}, finished_at = {now}
+WHERE id = :id""",
+    "pending": """
+SELECT count(*) FROM (SELECT 1 FROM {event} WHERE {pending_of} LIMIT :limit) AS bounded""",
+    "changed": """
+SELECT aggregate_id, headers FROM {event}
+WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND created_at >= :since""",
+}
+
+SAMPLES = {
+    "fence": FENCE,
+    "next_pending": """
+SELECT {pending_name} FROM {event} WHERE {any_pending} AND {pending_name} > :after
+ORDER BY {pending_name} LIMIT 1""",
+    "next_failed": ANY_DATABASE["next_failed"],
+    # The oldest is looked for among the first of those that are due or scheduled, and of those parked.
+    "measure": """
+SELECT (SELECT count(*) FROM (SELECT 1 AS one FROM {event} {by_due}
+        WHERE {pending_of} ORDER BY next_attempt_at, position LIMIT :cap) AS p),
+    (SELECT count(*) FROM (SELECT 1 AS one FROM {event} {by_failed}
+        WHERE {failed_of} ORDER BY position LIMIT :cap) AS f),
+    (SELECT min(created_at) FROM (SELECT created_at FROM {event} {by_due}
+        WHERE {pending_of} AND next_attempt_at IS NOT NULL
+        ORDER BY next_attempt_at, position LIMIT 1000) AS d),
+    (SELECT min(created_at) FROM (SELECT created_at FROM {event} {by_due}
+        WHERE {pending_of} AND next_attempt_at IS NULL
+        ORDER BY {parked_order} LIMIT 1000) AS k),
+    {now}""",
+}
+_KEEP_SAMPLE = {
+    "keep": """
+INSERT INTO {sample} (minute, destination, pending, failed, oldest_seconds, position)
+VALUES (:minute, :destination, :pending, :failed, :oldest_seconds, :position)
+ON CONFLICT (minute, destination) DO UPDATE SET pending = excluded.pending, failed = excluded.failed,
+    oldest_seconds = excluded.oldest_seconds, position = excluded.position""",
+}
+_SAMPLES_POSTGRESQL = _KEEP_SAMPLE | {
+    # Where the sequence may not be read, what the newest rows say.
+    "position": """
+SELECT COALESCE(
+    (SELECT CASE WHEN has_sequence_privilege(s.id, 'SELECT,USAGE') THEN pg_sequence_last_value(s.id) END
+     FROM (SELECT CAST(pg_get_serial_sequence(:table, 'position') AS regclass) AS id) AS s),
+    (SELECT max(position) FROM (SELECT position FROM {event} ORDER BY id DESC LIMIT 1000) AS newest)),
+    {now}""",
+    "sample": """
+DELETE FROM {sample} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {sample} WHERE minute < (SELECT {later}) AND {led}
+    ORDER BY minute LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+    "operation": """
+DELETE FROM {operation} WHERE id = ANY (ARRAY(
+    SELECT id FROM {operation} WHERE started_at < {later} AND {led}
+    ORDER BY id LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+}
+_SAMPLES_SQLITE = _KEEP_SAMPLE | {
+    "position": "SELECT (SELECT value FROM {counter}), {now}",
+    "sample": """
+DELETE FROM {sample} WHERE rowid IN (
+    SELECT rowid FROM {sample} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
+    "operation": """
+DELETE FROM {operation} WHERE id IN (
+    SELECT id FROM {operation} WHERE started_at < {later} ORDER BY id LIMIT :limit)""",
+    "changed": "SELECT changes()",
+}
+_SAMPLES_MYSQL = {
+    "keep": """
+INSERT INTO {sample} (minute, destination, pending, failed, oldest_seconds, position)
+VALUES (:minute, :destination, :pending, :failed, :oldest_seconds, :position)
+ON DUPLICATE KEY UPDATE pending = VALUES(pending), failed = VALUES(failed),
+    oldest_seconds = VALUES(oldest_seconds), position = VALUES(position)""",
+    "position": "SELECT (SELECT max(position) FROM {event}), {now}",
+    "sample": "DELETE FROM {sample} WHERE minute < {later} ORDER BY minute LIMIT :limit",
+    "operation": "DELETE FROM {operation} WHERE started_at < {later} ORDER BY id LIMIT :limit",
+    "changed": "SELECT ROW_COUNT()",
+}
+
 
 def texts(dialect: str) -> Texts:
     """Return the statements for a database."""
     return Texts(ANY_DATABASE, words(dialect))
 
 
+def backfill_texts(dialect: str) -> Texts:
+    """Return the statements of backfills, each of which is kept as an operation."""
+    return Texts(BACKFILLS, words(dialect))
+
+
+def sample_texts(dialect: str, tables: Tables) -> Texts:
+    """Return the statements of samples."""
+    counter = tables.event.name.removesuffix("outbox_event") + "outbox_position"
+    own = {"postgresql": _SAMPLES_POSTGRESQL, "sqlite": _SAMPLES_SQLITE}.get(dialect, _SAMPLES_MYSQL)
+    return Texts(SAMPLES | own, words(dialect) | {"led": LED, "counter": f'"{counter}"'})
+
+
 def words(dialect: str) -> dict[str, str]:
-    """Return the words of a database, which other statements about operations and samples share."""
-    if dialect in MYSQL_DIALECTS:
+    """Return the words of a database."""
+    if dialect in MYSQL:
         return WORDS | _MYSQL
     return WORDS | (_POSTGRESQL if dialect == "postgresql" else _SQLITE)

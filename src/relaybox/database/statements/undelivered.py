@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from relaybox.database.schema import MYSQL
 from relaybox.database.statements.delivery import Texts
+from relaybox.database.statements.journal import words
 
 ANY_DATABASE = {
     # By document, status and index, so that a document with many events is one line.
@@ -28,32 +29,19 @@ SELECT count(*) FROM {event} WHERE {pending_of} AND leased_until > {now} AND las
 }
 
 _HEADER = "'$.\"relaybox-index\"'"
-_WORDS = {
-    "postgresql": {"meant_for": "headers ->> 'relaybox-index'", "id_text": "CAST(id AS text)"},
-    "sqlite": {
-        "meant_for": f"CASE WHEN json_valid(headers) THEN json_extract(headers, {_HEADER}) END",
-        "id_text": "id",
-    },
-    "mysql": {
-        "meant_for": f"CASE WHEN JSON_VALID(headers) THEN JSON_UNQUOTE(JSON_EXTRACT(headers, {_HEADER})) END",
-        "id_text": "id",
-    },
+_MEANT_FOR = {
+    "postgresql": "headers ->> 'relaybox-index'",
+    "sqlite": f"CASE WHEN json_valid(headers) THEN json_extract(headers, {_HEADER}) END",
 }
-_STATUSES = {
-    "pending_of": "destination = :destination AND status = 'pending'",
-    "failed_of": "destination = :destination AND status = 'failed'",
-    "open_of": "destination = :destination AND status IN ('pending', 'failed')",
-}
-# The columns that stand for partial indexes say the status too.
-_MYSQL_STATUSES = {
-    "pending_of": "due_destination = :destination",
-    "failed_of": "failed_destination = :destination",
-    "open_of": "(due_destination = :destination OR failed_destination = :destination)",
-}
+_MEANT_FOR_MYSQL = f"CASE WHEN JSON_VALID(headers) THEN JSON_UNQUOTE(JSON_EXTRACT(headers, {_HEADER})) END"
+_OPEN = "destination = :destination AND status IN ('pending', 'failed')"
+_OPEN_MYSQL = "(due_destination = :destination OR failed_destination = :destination)"
 
 
 def texts(dialect: str) -> Texts:
     """Return the statements for a database."""
-    if dialect in MYSQL:
-        return Texts(ANY_DATABASE, _WORDS["mysql"] | _MYSQL_STATUSES)
-    return Texts(ANY_DATABASE, _WORDS[dialect] | _STATUSES)
+    own = {
+        "meant_for": _MEANT_FOR.get(dialect, _MEANT_FOR_MYSQL),
+        "open_of": _OPEN_MYSQL if dialect in MYSQL else _OPEN,
+    }
+    return Texts(ANY_DATABASE, words(dialect) | own)

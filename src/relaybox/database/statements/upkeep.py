@@ -1,4 +1,4 @@
-"""Every statement of upkeep, as text to be reviewed; the words are those of ``statements.py``."""
+"""Every statement of upkeep, as text to be reviewed; the words are those of ``delivery.py``."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ be noted at its key when it is removed.
 
 # What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
+FENCE = "SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}"
 
 ANY_DATABASE = {
     "members": "SELECT name, seen_at FROM {relay}",
@@ -32,8 +33,7 @@ WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upke
     "current_term": "SELECT term FROM {leader} WHERE name = 'upkeep' AND leads_until > {now}",
     "resign": "UPDATE {leader} SET leads_until = {now} WHERE relay = :me AND leads_until > {now}",
     "hide_leader": "UPDATE {relay} SET leads_until = NULL WHERE name = :me",
-    "fence": """
-SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}""",
+    "fence": FENCE,
     "said": "SELECT destination, relay, setting, said_at FROM {setting} ORDER BY destination, relay",
     "known": "SELECT relay, destination FROM {setting}",
     # A member keeps all that it said: a part of it would be taken for all that it has.
@@ -332,6 +332,17 @@ MYSQL_WORDS = WORDS | {
     ordering_key VARCHAR(255) CHARACTER SET utf8mb4 PATH '$.ordering_key',
     max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
 }
+
+# The mark of a Celery task that is queued, so that one is queued at a time.
+TASK_MARK = Texts(
+    {
+        "make": """
+INSERT INTO {leader} (name, relay, term, leads_until) VALUES (:mark, '', 0, {now}) {or_nothing}""",
+        "mark": """
+UPDATE {leader} SET term = term + 1, leads_until = {later} WHERE name = :mark AND leads_until <= {now}""",
+        "clear": "UPDATE {leader} SET leads_until = {now} WHERE name = :mark AND leads_until > {now}",
+    }
+)
 
 
 def texts(dialect: str) -> Texts:

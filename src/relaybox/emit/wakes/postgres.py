@@ -26,8 +26,7 @@ from psycopg.conninfo import conninfo_to_dict
 from relaybox.core.values import without_password
 from relaybox.database.connect import hang_up
 from relaybox.database.drivers.notify import NOTIFY, Ear, Line, listen
-from relaybox.emit.wakes.fork import renew_after_fork
-from relaybox.emit.wakes.local import LocalWake
+from relaybox.emit.wakes.local import LocalWake, renew_after_fork
 
 log = logging.getLogger("relaybox.wake")
 
@@ -233,7 +232,7 @@ class Deaf(Exception):
     """A notification that was sent did not arrive."""
 
 
-class ListeningWake:
+class ListeningWake(LocalWake):
     """A ``Wake`` (see there) for the lanes of one relay, woken through the database too.
 
     One connection listens. After ``check`` seconds without a notification it is sent one through another
@@ -243,12 +242,11 @@ class ListeningWake:
     """
 
     def __init__(self, url: str, channel: str, *, check: float = 10.0, patience: float = 5.0) -> None:
-        self.alive = False
+        super().__init__()
         self._url = url
         self._channel = channel
         self._check = check
         self._patience = patience
-        self._local = LocalWake()
         self._task: asyncio.Task[None] | None = None
         self._probe: tuple[str, asyncio.Future[None]] | None = None
         self._warned = False
@@ -261,11 +259,7 @@ class ListeningWake:
     async def wait(self, destination: str, seconds: float) -> bool:
         """Sleep for ``seconds``, or until the destination was woken since the last wait; whether it was."""
         self.start()
-        return await self._local.wait(destination, seconds)
-
-    def wake(self, destination: str | None = None) -> None:
-        """Wake one destination's lane, or all; from any thread."""
-        self._local.wake(destination)
+        return await super().wait(destination, seconds)
 
     async def close(self) -> None:
         """Stop listening."""
@@ -316,7 +310,7 @@ class ListeningWake:
             if not self._probe[1].done():
                 self._probe[1].set_result(None)
         elif not payload.startswith(PROBE):
-            self._local.wake(payload if self._local.knows(payload) else None)
+            self.wake(payload if self.knows(payload) else None)
 
     async def _prove(self, ear: Ear) -> None:
         """Send a notification the long way round, and hear it."""
@@ -355,7 +349,7 @@ class ListeningWake:
     def _found(self) -> None:
         self.alive = True
         # Something may have been missed.
-        self._local.wake()
+        self.wake()
         if self._warned:
             self._warned = False
             log.info("LISTEN gets through again")

@@ -18,7 +18,8 @@ from contextlib import suppress
 from relaybox.core.settings import Destination
 from relaybox.core.values import show_duration
 from relaybox.errors import NoTables
-from relaybox.stores.upkeep import Said, Setting, Upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Said, Setting
 
 AGAIN = 60.0
 """Seconds after which what was said is said again."""
@@ -31,7 +32,7 @@ log = logging.getLogger(__name__)
 class Agreement:
     """What holds for every destination that somebody knows, as this relay sees it."""
 
-    def __init__(self, upkeep: Upkeep, destinations: Iterable[Destination], name: str) -> None:
+    def __init__(self, upkeep: SqlUpkeep, destinations: Iterable[Destination], name: str) -> None:
         self._upkeep = upkeep
         self._mine = {destination.name: setting_of(destination) for destination in destinations}
         self._name = name

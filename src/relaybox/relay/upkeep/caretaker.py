@@ -24,7 +24,9 @@ from relaybox.relay.upkeep.route import Reroute, Wake
 from relaybox.relay.upkeep.sample import Sampling
 from relaybox.relay.upkeep.sweep import Sweep
 from relaybox.relay.upkeep.tally import Tally
-from relaybox.stores.upkeep import Member, Router, Samples, Upkeep
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Member, Router
 
 RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
 """Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
@@ -66,7 +68,7 @@ class Caretaker:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        upkeep: SqlUpkeep,
         destinations: Sequence[Destination],
         member: Member,
         clock: Clock,
@@ -78,7 +80,7 @@ class Caretaker:
         inbox_window: float = WINDOW,
         idempotency_window: float = IDEMPOTENCY_WINDOW,
         canary: Canary | None = None,
-        samples: Samples | None = None,
+        samples: SqlSamples | None = None,
     ) -> None:
         self._upkeep = upkeep
         self.canary = canary

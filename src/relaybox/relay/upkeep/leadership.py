@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from relaybox.core.clock import Clock
-from relaybox.stores.upkeep import Upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
 
 LEASE = 15.0
 """Seconds for which a leader is elected; it renews three times as often."""
@@ -14,7 +14,7 @@ LEASE = 15.0
 class Leadership:
     """This relay's claim to lead."""
 
-    def __init__(self, upkeep: Upkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
+    def __init__(self, upkeep: SqlUpkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
         self._upkeep = upkeep
         self._name = name
         self._clock = clock

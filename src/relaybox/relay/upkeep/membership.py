@@ -23,7 +23,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from relaybox.core.clock import Clock
-from relaybox.stores.upkeep import Beat, Member, Upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Beat, Member
 
 INTERVAL = 2.0
 """Seconds between heartbeats."""
@@ -58,7 +59,7 @@ class Membership:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        upkeep: SqlUpkeep,
         member: Member,
         clock: Clock,
         *,

@@ -13,7 +13,8 @@ from relaybox.database.statements.upkeep import PROMPT
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.upkeep import History, Setting, Slice, Upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import History, Setting, Slice
 
 Place = TypeVar("Place")
 
@@ -36,7 +37,7 @@ class Prune:
 
     def __init__(
         self,
-        upkeep: Upkeep,
+        upkeep: SqlUpkeep,
         agreement: Agreement,
         clock: Clock,
         rest: Rest,

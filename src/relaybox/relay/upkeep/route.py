@@ -16,7 +16,8 @@ from relaybox.core.clock import Clock
 from relaybox.core.commands import command
 from relaybox.errors import RelayboxError
 from relaybox.relay.upkeep.round import Batch, Rest, Round, take_turns
-from relaybox.stores.upkeep import Router, Target, Turn, Upkeep, Waiting
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Router, Target, Turn, Waiting
 
 BATCH = 1000
 """Events looked at before the next rest."""
@@ -34,7 +35,7 @@ Wake = Callable[[Iterable[str]], None]
 class Reroute:
     """Routes round by round; a long line of events is gone on with where the last round left it."""
 
-    def __init__(self, upkeep: Upkeep, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
+    def __init__(self, upkeep: SqlUpkeep, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
         self._asked = _Asked(router)
         self._wake = wake

@@ -13,7 +13,8 @@ from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
 from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.upkeep import Sample, Sampled, Samples
+from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.upkeep import Sample, Sampled
 
 CAP = 100_000
 """Counts go no further than this."""
@@ -34,7 +35,7 @@ class Sampling:
 
     def __init__(
         self,
-        samples: Samples,
+        samples: SqlSamples,
         destinations: Iterable[Destination],
         time: DatabaseTime,
         clock: Clock,

@@ -13,7 +13,8 @@ from functools import partial
 from relaybox.core.clock import Clock
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.upkeep import Setting, Upkeep
+from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.upkeep import Setting
 
 BATCH = 5000
 """Keys looked at before a rest."""
@@ -26,7 +27,7 @@ BATCHES = 200
 class Sweep:
     """Sweeps round by round; a long line of keys is gone on with where the last round left it."""
 
-    def __init__(self, upkeep: Upkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
+    def __init__(self, upkeep: SqlUpkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
         self._agreement = agreement
         self._clock = clock

@@ -16,8 +16,9 @@ from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.relay.observer import Observer
 from relaybox.relay.upkeep.lag import bucket
 from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, Settlement
-from relaybox.stores.upkeep import Minute, Upkeep
+from relaybox.stores.upkeep import Minute
 
 KEEP = timedelta(minutes=10)
 """So long a minute that was written stays in memory, lest a clock that is set back begin it anew."""
@@ -67,7 +68,7 @@ class Tally(Observer):
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
         """Settles nothing."""
 
-    async def flush(self, upkeep: Upkeep) -> None:
+    async def flush(self, upkeep: SqlUpkeep) -> None:
         """Write what is not written yet; where that fails it is kept for the next time."""
         unwritten = {key: counts for key, counts in self._counts.items() if counts.unwritten}
         if unwritten:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -12,7 +13,7 @@ import msgspec
 
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.journal import texts
-from relaybox.database.steps import Row, Steps
+from relaybox.database.steps import Row, Steps, ask
 from relaybox.stores.journal import (
     STALLED,
     Audit,
@@ -28,7 +29,7 @@ from relaybox.stores.journal import (
     Settled,
 )
 from relaybox.stores.sql.search import shown
-from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.store import SqlStore, walk_names
 
 LEAST = 500
 """Failed rows that are looked at of each destination, however many destinations there are."""
@@ -37,7 +38,7 @@ NEWEST_AUDIT = 2**63 - 1
 
 
 class SqlJournal:
-    """A ``Journal`` (see there) in the database of a store."""
+    """The journal in the database of a store."""
 
     def __init__(self, store: SqlStore) -> None:
         self._driver = store.driver
@@ -46,7 +47,7 @@ class SqlJournal:
         self._notes = self._own.others(texts(self._dialect.name))
 
     async def history(self, seconds: float, step: int, destination: str | None) -> History:
-        """What was settled and sampled lately, by step."""
+        """What was settled and sampled in the last ``seconds``, in steps of ``step`` seconds."""
         # One step more, from which the first difference is taken.
         words: dict[str, Any] = {"seconds": -(seconds + 2 * step), "step": step}
         words |= {"anywhere": destination is None, "destination": destination or ""}
@@ -65,7 +66,7 @@ class SqlJournal:
         )
 
     async def flows(self, seconds: Mapping[str, float]) -> Mapping[str, Flow]:
-        """What is due at each of these destinations, and whether anything settled lately."""
+        """What is due at each of these destinations, and whether anything settled in so many seconds."""
         # A minute counts from its beginning, and is written a moment later.
         lately = sorted({time + 60.0 for time in seconds.values()})
         results = await self._ask([self._notes("settling", seconds=-time) for time in lately])
@@ -79,8 +80,9 @@ class SqlJournal:
         return flows
 
     async def failed_rows(self, destination: str | None, limit: int) -> FailedRows:
-        """The newest failed rows, grouped by their errors."""
-        names = [destination] if destination is not None else await self._driver.run(self._failed_names)
+        """The newest failed rows, at most ``limit``, grouped by their errors."""
+        every = partial(walk_names, self._notes, "next_failed")
+        names = [destination] if destination is not None else await self._driver.run(every)
         share = max(LEAST, limit // max(1, len(names)))
         failures: list[Failure] = []
         capped = False
@@ -91,7 +93,7 @@ class SqlJournal:
         return FailedRows(tuple(failures), capped)
 
     async def audits(self, limit: int, cursor: int | None = None) -> tuple[AuditRow, ...]:
-        """What operators did, newest first."""
+        """What operators did, newest first, before the row of that id."""
         before = NEWEST_AUDIT if cursor is None else max(0, min(cursor, NEWEST_AUDIT))
         [rows] = await self._ask([self._notes("audits", before=before, limit=limit)])
         return tuple(
@@ -112,7 +114,7 @@ class SqlJournal:
         await self._ask([self._notes("begin", id=self._id(id_), total=total, capped=capped, **words)])
 
     async def advance(self, id_: UUID, done: int, skipped: int) -> bool:
-        """It has come so far; whether it is to go on."""
+        """It has come so far, and is alive; whether it is to go on: nobody has cancelled it."""
         own = self._id(id_)
         queries = [self._notes("advance", id=own, done=done, skipped=skipped), self._notes("state", id=own)]
         _, rows = await self._ask(queries)
@@ -140,10 +142,7 @@ class SqlJournal:
         return self._operation(rows[0]) if rows else None
 
     async def _ask(self, queries: list[Query]) -> list[list[Row]]:
-        def steps() -> Steps[list[list[Row]]]:
-            return (yield queries)
-
-        return await self._driver.run(steps)
+        return await self._driver.run(partial(ask, queries))
 
     def _note(self, audit: Audit, affected: int) -> Query:
         return self._notes("note", affected=affected, **audited(audit))
@@ -158,14 +157,6 @@ class SqlJournal:
         if rows:
             yield [cancel]
         return bool(rows)
-
-    def _failed_names(self) -> Steps[list[str]]:
-        names: list[str] = []
-        while True:
-            [rows] = yield [self._notes("next_failed", after=names[-1] if names else "")]
-            if not rows:
-                return names
-            names.append(rows[0][0])
 
     def _failure(self, destination: Any, row: Row) -> Failure:
         event_type, error, count, first, last, example = row

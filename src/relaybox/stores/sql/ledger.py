@@ -15,7 +15,7 @@ from uuid_utils.compat import uuid7
 from relaybox.core.shadow import is_shadow
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.ledger import next_names, texts
-from relaybox.database.steps import Row, Steps
+from relaybox.database.steps import Row, Steps, ask
 from relaybox.stores.ledger import (
     BATCH,
     CAP,
@@ -33,16 +33,16 @@ from relaybox.stores.ledger import (
     Relay,
     SingleEvent,
 )
+from relaybox.stores.sql.claims import keys_of, lock_lines, make_found_due, make_heads_due
 from relaybox.stores.sql.journal import SqlJournal, audited
 from relaybox.stores.sql.search import COLUMNS, Bounds, Search, shown
-from relaybox.stores.sql.steps import lock_lines, make_found_due, make_heads_due
-from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.store import SqlStore, walk_names
 
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class SqlLedger(SqlJournal):
-    """A ``Ledger`` (see there) in the database of a store."""
+    """The ledger in the database of a store; ``stores/ledger.py`` has its contract."""
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store)
@@ -76,7 +76,7 @@ class SqlLedger(SqlJournal):
         return tuple(Relay(*self._times(row, 4, 5, 6, 7)) for row in rows)
 
     async def search(self, filter: Filter, limit: int, cursor: UUID | None = None) -> Page:
-        """Entries, newest first."""
+        """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
         return await self._driver.run(lambda: self._search.page(filter, limit, Bounds(below=cursor)))
 
     async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
@@ -85,7 +85,7 @@ class SqlLedger(SqlJournal):
         return await self._driver.run(lambda: self._search.page(filter, limit, bounds))
 
     async def count(self, filter: Filter) -> Counted:
-        """How many the filter is true of."""
+        """How many the filter is true of, no more than ``CAP``; of a long search only its first windows."""
         return await self._driver.run(lambda: self._search.tally(filter))
 
     async def newest(self) -> UUID | None:
@@ -131,7 +131,10 @@ class SqlLedger(SqlJournal):
     async def retry(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Make failed rows pending and due, with all their attempts, and rows that back off due now."""
+        """Make failed rows pending and due, with all their attempts, and rows that back off due now.
+
+        The ids that were changed come back, from every change.
+        """
         return await self._change_rows("retry", entries, lanes, audit)
 
     async def discard(
@@ -143,7 +146,10 @@ class SqlLedger(SqlJournal):
     async def move(
         self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Give pending and failed rows to another destination."""
+        """Give pending and failed rows to another destination.
+
+        Where that one is ordered, others may go in their place: as many of the same keys, but the first ones.
+        """
         moved: set[UUID] = set()
         ordered = _lane(lanes, to).ordered
         for name in sorted({entry.destination for entry in entries}):
@@ -183,21 +189,13 @@ class SqlLedger(SqlJournal):
         about = (event.aggregate_type, event.aggregate_id, event.event_type)
         carried = (event.payload, None, None, event.headers, None)
         row = (id_, id_, destination, *about, *carried, str(event.id), event.max_attempts, None)
-        queries = [self._own.insert([row]), *([] if audit is None else [self._note(audit, 1)])]
-
-        def steps() -> Steps[None]:
-            yield queries
-
-        await self._driver.run(steps, checked=True)
+        notes = [] if audit is None else [self._note(audit, 1)]
+        await self._driver.run(partial(ask, [self._own.insert([row]), *notes]), checked=True)
 
     async def forget(self, id_: UUID) -> None:
-        """Delete a failed row that nobody misses, and its attempts."""
+        """Delete a failed row and its attempts, such as a test event's; no audit tells of it."""
         own = self._dialect.to_uuid(id_)
-
-        def steps() -> Steps[None]:
-            yield [self._sql("forget_attempts_of", id=own), self._sql("forget", id=own)]
-
-        await self._driver.run(steps)
+        await self._ask([self._sql("forget_attempts_of", id=own), self._sql("forget", id=own)])
 
     async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
         """Keep every relay from claiming for it."""
@@ -221,11 +219,7 @@ class SqlLedger(SqlJournal):
     def _names(self) -> Steps[frozenset[str]]:
         [rows, unrouted] = yield [self._sql("named"), self._sql("unrouted")]
         names = {row[0] for row in (*rows, *unrouted)}
-        reached = dict.fromkeys(self._next_names, "")
-        while reached:
-            results = yield [self._sql(index, after=name) for index, name in reached.items()]
-            reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
-            names.update(reached.values())
+        names.update((yield from walk_names(self._sql, *self._next_names)))
         return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
 
     async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:
@@ -246,7 +240,7 @@ class SqlLedger(SqlJournal):
         changed: set[UUID] = set()
         for part in _batches(entries):
             ids = [self._dialect.to_uuid(entry.id) for entry in sorted(part, key=lambda entry: entry.id)]
-            keys = _keys(part)
+            keys = keys_of(part)
             before = lock_lines(self._own, keys)
             values = {"ids": ids, **params, **self._seen(part), **audited(audit)}
             after = self._make_heads_due(keys, lanes)
@@ -319,11 +313,3 @@ def _lane(lanes: Mapping[str, Lane], name: str) -> Lane:
 
 def _batches(entries: Sequence[Entry]) -> Iterator[Sequence[Entry]]:
     return (entries[start : start + BATCH] for start in range(0, len(entries), BATCH))
-
-
-def _keys(entries: Sequence[Entry]) -> dict[str, dict[str, None]]:
-    keys: dict[str, dict[str, None]] = {}
-    for entry in entries:
-        if entry.ordering_key is not None:
-            keys.setdefault(entry.destination, {})[entry.ordering_key] = None
-    return keys

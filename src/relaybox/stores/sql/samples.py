@@ -3,69 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from datetime import datetime
 from functools import partial
-from typing import Any
 
-from relaybox.database.statements.delivery import Query
-from relaybox.database.statements.sample import texts
-from relaybox.database.steps import Row, Steps
-from relaybox.stores.sql.store import UPKEEP, SqlStore
+from relaybox.database.statements.journal import sample_texts
+from relaybox.database.steps import Steps, ask
+from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
 from relaybox.stores.upkeep import Sample, Sampled
 
 
 class SqlSamples:
-    """The ``Samples`` (see there) of the database of a store."""
+    """Looks at how much waits, and keeps what it saw. Each look is one bounded query."""
 
     def __init__(self, store: SqlStore) -> None:
         self._run = partial(store.driver.run, lane=UPKEEP)
         statements = store.steps.statements
         self._dialect = statements.dialect
-        self._sql = statements.others(texts(self._dialect.name, statements.tables))
+        self._sql = statements.others(sample_texts(self._dialect.name, statements.tables))
         event = statements.tables.event
         self._table = ".".join(f'"{part}"' for part in (event.schema, event.name) if part)
 
     async def names(self) -> tuple[str, ...]:
-        """The destinations that have pending or failed rows."""
-        return await self._run(self._names)
+        """The destinations that have pending or failed rows, configured or not."""
+        names = await self._run(partial(walk_names, self._sql, "next_pending", "next_failed"))
+        # Of rows that somebody spoilt there may be some that are no text.
+        return tuple(sorted(name for name in names if isinstance(name, str)))
 
     async def measure(self, destination: str, cap: int) -> Sample:
-        """How many rows are pending and failed there, and the age of the oldest."""
-        [[row]] = await self._ask(self._sql("measure", destination=destination, cap=cap))
+        """How many rows are pending and failed there, no more than ``cap``, and the age of the oldest."""
+        [[row]] = await self._run(partial(ask, [self._sql("measure", destination=destination, cap=cap)]))
         pending, failed, *born, now = row
         times = [self._dialect.from_time(time) for time in born if time is not None]
         oldest = max(0.0, (self._dialect.from_time(now) - min(times)).total_seconds()) if times else None
         return Sample(destination, pending, failed, oldest)
 
     async def position(self) -> tuple[int | None, datetime]:
-        """The newest position, and the database's time."""
+        """The newest position that anybody can know of, and the database's time."""
         words = {"table": self._table} if self._dialect.name == "postgresql" else {}
-        [[[position, now]]] = await self._ask(self._sql("position", **words))
+        [[[position, now]]] = await self._run(partial(ask, [self._sql("position", **words)]))
         return position, self._dialect.from_time(now)
 
     async def keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> int | None:
-        """Write the samples of a minute."""
+        """Write the samples of a minute in place of those that are there; return how many."""
         return await self._run(lambda: self._keep(term, minute, samples))
 
     async def prune(self, term: int, what: Sampled, age: float, limit: int) -> int | None:
-        """Remove what is more than ``age`` seconds old."""
+        """Remove what is more than ``age`` seconds old; return the number of rows."""
         return await self._run(lambda: self._prune(term, what, age, limit))
-
-    async def _ask(self, query: Query) -> list[list[Row]]:
-        def steps() -> Steps[list[list[Row]]]:
-            return (yield [query])
-
-        return await self._run(steps)
-
-    def _names(self) -> Steps[tuple[str, ...]]:
-        names: set[Any] = set()
-        reached: dict[str, Any] = {"next_pending": "", "next_failed": ""}
-        while reached:
-            results = yield [self._sql(index, after=name) for index, name in reached.items()]
-            reached = {index: rows[0][0] for index, rows in zip(reached, results, strict=True) if rows}
-            names.update(reached.values())
-        # Of rows that somebody spoilt there may be some that are no text.
-        return tuple(sorted(name for name in names if isinstance(name, str)))
 
     def _keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> Steps[int | None]:
         # A leader whose term ends in between writes what the next one saw too: no harm is done.
@@ -73,18 +58,7 @@ class SqlSamples:
         if not led:
             return None
         at = self._dialect.to_time(minute)
-        yield [
-            self._sql(
-                "keep",
-                minute=at,
-                destination=one.destination,
-                pending=one.pending,
-                failed=one.failed,
-                oldest_seconds=one.oldest_seconds,
-                position=one.position,
-            )
-            for one in samples
-        ]
+        yield [self._sql("keep", minute=at, **asdict(one)) for one in samples]
         return len(samples)
 
     def _prune(self, term: int, what: Sampled, age: float, limit: int) -> Steps[int | None]:

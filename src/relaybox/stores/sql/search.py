@@ -159,7 +159,9 @@ class Search:
             [[*rows]] = yield [self._of_event(self._window(Bounds()), own)]
         if rows:
             first = self.entry(rows[0])
-            [[*others]] = yield [self._of_event(self._part(self._aggregate(first)), own)]
+            same = Filter(aggregate_type=first.aggregate_type, aggregate_id=first.aggregate_id)
+            [part] = self._parts(same)
+            [[*others]] = yield [self._of_event(self._part(part), own)]
             rows += others
         entries = {entry.id: entry for entry in map(self.entry, rows)}
         return tuple(sorted(entries.values(), key=lambda entry: entry.position))
@@ -288,10 +290,6 @@ class Search:
             yield self._pending(filter.destination)
         elif filter.status in ("delivered", "completed") and filter.destination is not None:
             yield self._delivered(filter.destination)
-
-    def _aggregate(self, entry: Entry) -> Part:
-        [part] = self._parts(Filter(aggregate_type=entry.aggregate_type, aggregate_id=entry.aggregate_id))
-        return part
 
     def _failed(self, destination: str | None) -> Part:
         event = self._event.c

@@ -6,26 +6,30 @@ The statements of one yield are atomic where the driver can send them in one rou
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
-from operator import itemgetter
-from typing import Any, NamedTuple, Protocol, TypeAlias
-from uuid import UUID, uuid4
+from itertools import pairwise
+from typing import Any, NamedTuple
+from uuid import UUID
 
 import msgspec
 from uuid_utils.compat import uuid7
 
-from relaybox.core import ordering
 from relaybox.core.event import Delivery, Status
-from relaybox.core.ordering import Candidate
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
-from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.errors import Locked
-from relaybox.stores.sql.delivered import OfLease, by_lease
-from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, read, without_unaddressable
+from relaybox.stores.sql.claims import (
+    OneStatement,
+    Stepwise,
+    fail_unread,
+    keys_of,
+    lock_settles,
+    make_found_due,
+    make_heads_due,
+)
+from relaybox.stores.sql.rows import read
 from relaybox.stores.store import (
     Claim,
     DeadLetter,
@@ -38,11 +42,9 @@ from relaybox.stores.store import (
     used_up,
 )
 
-Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
-
 ERROR_LENGTH = 2_000
-UNION_LENGTH = 200
-"""SQLite takes no more than 500 SELECTs in one statement."""
+LEASES_APART = 3
+"""Of so few, each is settled by a statement of its own."""
 # Every database reads a UUID from its 32 digits; those that keep it as text keep these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
@@ -57,27 +59,29 @@ class Settled(NamedTuple):
     left: frozenset[UUID] = frozenset()
 
 
-class Claiming(Protocol):
-    """How one kind of database leases rows: those of ``Delivery``, how many others were parked, and the
-    destination's own row where nothing was leased.
-    """
+class OfLease(NamedTuple):
+    """What one statement settles, without the detour through JSON; most often all of one ``lease``."""
 
-    def unordered(self, want: Want) -> Steps[Claimed]:
-        """Lease due rows, whatever their keys."""
-        ...
+    keep: bool
+    deliveries: Sequence[Delivery]
+    lease: UUID | None = None
 
-    def ordered(self, want: Want) -> Steps[Claimed]:
-        """Lease due rows from the heads of their keys on."""
-        ...
+    def lost(self, rows: Sequence[Sequence[Any]]) -> frozenset[UUID]:
+        """The statement answers with how many were ours, and with their ids if those are not all."""
+        [[count, ids]] = rows
+        if count == len(self.deliveries):
+            return frozenset()
+        ours = set((ids or "").split(","))
+        return frozenset(delivery.id for delivery in self.deliveries if str(delivery.id) not in ours)
 
 
 class StoreSteps:
     """Claim, settle and extend for one database."""
 
-    def __init__(self, statements: Statements, dialect: Dialect, claiming: Claiming) -> None:
+    def __init__(self, statements: Statements) -> None:
         self.statements = statements
-        self.dialect = dialect
-        self._claiming = claiming
+        self.dialect = statements.dialect
+        self._claiming = (OneStatement if self.dialect.one_statement else Stepwise)(statements)
 
     def claim(self, want: Want) -> Steps[Claim]:
         """Lease due rows, and fail those whose relays died in all of their attempts."""
@@ -122,14 +126,14 @@ class StoreSteps:
     ) -> Steps[Settled]:
         """Write outcomes and make the next of each key due, in one transaction."""
         settlements = _each_once(settlements)
-        keys = keys_of(settlements)
+        keys = keys_of(delivery for delivery, _ in settlements)
         queries = [lock_settles(self.statements, name) for name in sorted(keys)]
         outcomes = {type(settlement.outcome) for settlement in settlements}
         if Delivered in outcomes and len(outcomes) > 1:
             queries += self._lock_rows(settlements)
         delivered: list[OfLease] = []
         if self.dialect.one_statement and Delivered in outcomes:
-            delivered = by_lease(settlements)
+            delivered = _by_lease(settlements)
             settlements = [s for s in settlements if type(s.outcome) is not Delivered]
         first = len(queries)
         queries += [self._deliver(one) for one in delivered]
@@ -152,7 +156,7 @@ class StoreSteps:
 
         So too all of a key whose next row is locked: it could not be made due, and nothing else would.
         """
-        keys = keys_of(settlements)
+        keys = keys_of(delivery for delivery, _ in settlements)
         ids = sorted({self.dialect.to_uuid(settlement.delivery.id) for settlement in settlements})
         block = on_failed == "block"
         behind: dict[Any, tuple[str, str]] = {}
@@ -301,242 +305,35 @@ def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
     return list({(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values())
 
 
+def _by_lease(settlements: Sequence[Settlement]) -> list[OfLease]:
+    """What was delivered: by lease if every id of one comes before every id of the next, as where each is of
+    a long claim. Otherwise rows would not be locked in the order of their ids; then only by what is kept.
+    """
+    of: dict[tuple[bool, UUID], list[Delivery]] = {}
+    for delivery, outcome in settlements:
+        if type(outcome) is Delivered:
+            of.setdefault((outcome.keep, delivery.lease_token), []).append(delivery)
+    if len(of) <= LEASES_APART:
+        leases = sorted((OfLease(keep, each, lease) for (keep, lease), each in of.items()), key=_first)
+        if all(_last(one) < _first(following) for one, following in pairwise(leases)):
+            return leases
+    every = [
+        (keep, [each for (kept, _), of_lease in of.items() if kept is keep for each in of_lease])
+        for keep in (True, False)
+    ]
+    return [OfLease(keep, deliveries) for keep, deliveries in every if deliveries]
+
+
+def _first(delivered: OfLease) -> int:
+    return min(delivery.id.int for delivery in delivered.deliveries)
+
+
+def _last(delivered: OfLease) -> int:
+    return max(delivery.id.int for delivery in delivered.deliveries)
+
+
 def _array(values: Iterable[str]) -> str:
     return f"{{{','.join(values)}}}"
-
-
-def lock_settles(sql: Statements, destination: str) -> Query:
-    """Lock what lets settles of a destination come one after the other.
-
-    Two relays may settle rows of one key at the same moment, one of them late. Each would take the other's
-    row for the head, and neither would make the next one due.
-    """
-    return sql("lock_settles" if sql.dialect.one_statement else "lock_destination", destination=destination)
-
-
-def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
-    """Lock out the claims and the settles of these destinations, in the order in which everybody does."""
-    locks = [
-        sql(name, destination=destination)
-        for destination in sorted(destinations)
-        for name in ("ensure_destination", "lock_destination")
-    ]
-    if sql.dialect.one_statement:
-        locks += [lock_settles(sql, destination) for destination in sorted(destinations)]
-    return locks
-
-
-def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
-    """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
-    name = "make_heads_due" if sql.dialect.returning else "parked_heads"
-    return sql(name, destination=destination, keys=_json.encode(list(keys)).decode(), block=block)
-
-
-def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]:
-    """What is left to do where heads were only found."""
-    found = {row[0] for rows in results for row in rows if row[0] is not None}
-    if found and not sql.dialect.returning:
-        yield [sql("make_due", ids=sorted(found))]
-
-
-def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[None]:
-    """So that the others need not wait for them."""
-    fail = [sql("fail_unreadable", id=row.id, text=row.text_id, error=row.error) for row in unread]
-    keys = {row.key for row in unread if nameable(row.key)}
-    block = want.on_failed == "block"
-    queries = [lock_settles(sql, want.destination), *fail] if keys else fail
-    heads = [make_heads_due(sql, want.destination, keys, block)] if keys else []
-    results = yield [*queries, *heads]
-    yield from make_found_due(sql, results[len(queries) :])
-
-
-class OneStatement:
-    """PostgreSQL: a claim is one statement; when ordered, after the lock on the destination's row."""
-
-    def __init__(self, statements: Statements) -> None:
-        self._sql = statements
-
-    def unordered(self, want: Want) -> Steps[Claimed]:
-        """One statement."""
-        lease = _lease(want)
-        if want.only is not None:
-            claim = self._sql("claim_chosen", **lease)
-        elif want.suspects:
-            claim = self._sql("claim", **lease)
-        else:
-            name = "claim_light" if want.light else "claim_unsuspected"
-            claim = self._sql(name, since=want.since, **lease)
-        rows, *places = yield [claim, *self._explain(want)]
-        return _leased(rows, lease), 0, places[0] if places else []
-
-    def ordered(self, want: Want) -> Steps[Claimed]:
-        """The lock is a statement of its own so that the next one sees what was committed before it.
-
-        Without a row to lock, the claim takes nothing.
-        """
-        lock = self._sql("lock_destination", destination=want.destination)
-        block = want.on_failed == "block"
-        name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
-        spread = want.limit if want.spread is None else want.spread
-        run = want.limit if want.run is None else want.run
-        lease = _lease(want)
-        claim = self._sql(name, spread=spread, run=run, block=block, **lease)
-        while True:
-            locked, rows, *places = yield [lock, claim, *self._explain(want)]
-            if locked:
-                break
-            yield [self._sql("ensure_destination", destination=want.destination)]
-        claimed = [row[1:] for row in rows if row[1] is not None]
-        return _leased(claimed, lease), rows[0][0], places[0] if places else []
-
-    def _explain(self, want: Want) -> Iterator[Query]:
-        if want.explain:
-            yield self._sql("read_destination", destination=want.destination)
-
-
-class Stepwise:
-    """MySQL and SQLite: a claim is a few short statements, decided on by ``ordering.py``."""
-
-    def __init__(self, statements: Statements, dialect: Dialect) -> None:
-        self._sql = statements
-        self._dialect = dialect
-
-    def unordered(self, want: Want) -> Steps[Claimed]:
-        """Look at a window, lock what nobody else has of it, lease, read.
-
-        A scan that locks also locks, for a moment, the row behind its end. That is the first one of the next
-        destination, whose claim would not see it. So rows are locked by their ids, and by a scan only where
-        others have part of a full window.
-        """
-        [rows] = yield [self._window(want)]
-        window, failed = yield from self._addressable(want, rows)
-        locked = yield from self._lock(want, [row.id for row in window])
-        sizes = {row.id: row.size for row in locked if row.free}
-        mine = [row._replace(size=sizes[row.id]) for row in window if row.id in sizes]
-        if want.only is None and len(mine) < len(rows) == want.limit:
-            [rows] = yield [self._sql("due_locked", limit=want.limit, **_line(want))]
-            mine, more = yield from self._addressable(want, rows)
-            failed += more
-        return (yield from self._take(want, ordering.unordered(mine, want.limit, want.bytes), failed))
-
-    def ordered(self, want: Want) -> Steps[Claimed]:
-        """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
-        yield from self._lock_destination(want.destination)
-        [rows] = yield [self._window(want)]
-        window, failed = yield from self._addressable(want, rows)
-        if not window:
-            return (yield from self._take(want, [], failed))
-        heads = yield from self._heads(want, window)
-        runs = yield from self._runs(want, heads, window)
-        members = [row for run in runs.values() for row in run]
-        locked = yield from self._lock(want, [row.id for row in (*members, *window)])
-        sizes = {row.id: row.size for row in locked if row.free}
-        choice = ordering.choose(window, heads, runs, sizes, want.limit, want.bytes)
-        if choice.park:
-            yield [self._sql("park", ids=choice.park)]
-        return (yield from self._take(want, choice.take, len(choice.park) + failed))
-
-    def _addressable(self, want: Want, rows: Sequence[Row]) -> Steps[tuple[list[Candidate], int]]:
-        """The candidates that a statement can name, and how many others were failed."""
-        named, unread = without_unaddressable(self._dialect, rows)
-        if unread:
-            yield from fail_unread(self._sql, unread, want)
-        return candidates(self._dialect, named), len(unread)
-
-    def _window(self, want: Want) -> Query:
-        if want.only is None:
-            return self._sql("due", limit=want.limit, **_line(want))
-        # All of them: keys that have to wait must not fill the window for the others.
-        return self._sql("due_of_chosen", limit=len(want.only), **_line(want))
-
-    def _lock_destination(self, destination: str) -> Steps[None]:
-        lock = self._sql("lock_destination", destination=destination)
-        [locked] = yield [lock]
-        if not locked:
-            yield [self._sql("ensure_destination", destination=destination), lock]
-
-    def _heads(self, want: Want, window: Sequence[Candidate]) -> Steps[dict[str | None, Candidate]]:
-        keys = list({row.key: None for row in window if row.key is not None})
-        if not keys:
-            return {}
-        block = want.on_failed == "block"
-        params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
-        [rows] = yield [self._sql("heads", **params)]
-        found = [row[0] for row in rows if row[0] is not None]
-        locked = yield from self._lock(want, found, "lock_heads")
-        # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
-        unnamed = {
-            key: Candidate(id_, key, 0, free=False, suspect=0)
-            for key, [id_] in zip(keys, rows, strict=True)
-            if isinstance(id_, bytes)
-        }
-        return unnamed | {head.key: head for head in locked}
-
-    def _runs(
-        self, want: Want, heads: dict[str | None, Candidate], window: Sequence[Candidate]
-    ) -> Steps[dict[str | None, list[Candidate]]]:
-        only = None if want.only is None else {self._dialect.to_uuid(id_) for id_ in want.only}
-        free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        due = Counter(row.key for row in window)
-        shares = {h.key: ordering.share(want.limit, len(heads), due[h.key], want.run) for h in free}
-        if max(shares.values(), default=1) == 1:
-            return ordering.runs(free, ())
-        block = want.on_failed == "block"
-        common = {**_line(want), "block": block}
-        records = [{"key": h.key, "start": h.position, "share": shares[h.key], **common} for h in free]
-        parts = [records[start : start + UNION_LENGTH] for start in range(0, len(records), UNION_LENGTH)]
-        results = yield [self._sql.union("run", part) for part in parts]
-        return ordering.runs(free, candidates(self._dialect, [row for rows in results for row in rows]), only)
-
-    def _lock(self, want: Want, ids: Sequence[Any], name: str = "lock") -> Steps[list[Candidate]]:
-        if not ids:
-            return []
-        [rows] = yield [self._sql(name, ids=list(dict.fromkeys(ids)), suspects=want.suspects)]
-        return candidates(self._dialect, rows)
-
-    def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
-        """Lease the rows and read them; without any, read why there may be none."""
-        if not ids:
-            [places] = yield [self._sql("read_destination", destination=want.destination)]
-            return [], parked, places
-        token = self._dialect.to_uuid(uuid4())
-        lease = self._sql("lease", ids=ids, token=token, owner=want.owner, seconds=want.lease)
-        _, rows = yield [lease, self._sql("read", ids=ids)]
-        return rows, parked, []
-
-
-def keys_of(settlements: Sequence[Settlement]) -> dict[str, dict[str, None]]:
-    """The ordering keys of each destination, each once."""
-    keys: dict[str, dict[str, None]] = {}
-    for delivery, _ in settlements:
-        if delivery.ordering_key is not None:
-            keys.setdefault(delivery.destination, {})[delivery.ordering_key] = None
-    return keys
-
-
-def _line(want: Want) -> dict[str, Any]:
-    line = {"destination": want.destination, "probe": want.probe, "suspects": want.suspects}
-    return line if want.only is None else {**line, "only": _json.encode(list(set(want.only))).decode()}
-
-
-def _lease(want: Want) -> dict[str, Any]:
-    return {
-        **_line(want),
-        "limit": want.limit,
-        "bytes": want.bytes,
-        "owner": want.owner,
-        "seconds": want.lease,
-        "token": uuid4(),
-    }
-
-
-def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
-    """The rows of a claim, in their order and with what is the same for all of them."""
-    same = (lease["destination"], lease["token"], lease["owner"])
-    return [(*row, *same) for row in sorted(rows, key=_position)]
-
-
-_position = itemgetter(POSITION)
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:

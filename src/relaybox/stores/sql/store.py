@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime
+from datetime import datetime, timedelta
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 from uuid import UUID
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Released, wait
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.statements.destination import texts
 from relaybox.database.steps import Steps
 from relaybox.errors import Locked, RowsLocked
-from relaybox.stores.sql.destinations import DestinationSteps
-from relaybox.stores.sql.steps import Settled, StoreSteps
+from relaybox.stores.sql.steps import Settled, StoreSteps, storable
 from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 
 T = TypeVar("T")
@@ -43,6 +44,57 @@ class Driver(Protocol):
     async def close(self) -> None:
         """Give up every connection."""
         ...
+
+
+def walk_names(sql: Statements, *names: str) -> Steps[list[Any]]:
+    """Return the destinations that these statements lead to, each from one name to the next."""
+    found: dict[Any, None] = {}
+    reached: dict[str, Any] = dict.fromkeys(names, "")
+    while reached:
+        results = yield [sql(name, after=last) for name, last in reached.items()]
+        reached = {name: rows[0][0] for name, rows in zip(reached, results, strict=True) if rows}
+        found |= dict.fromkeys(reached.values())
+    return list(found)
+
+
+class DestinationSteps:
+    """Changes to what relays share of a destination beside its rows: the pause, the circuit, the rate limit.
+
+    Each is a compare-and-set: one UPDATE that names the state it leaves, so that of several relays one makes
+    it. ``rate_at`` is the time of the next free place in the line.
+    """
+
+    def __init__(self, statements: Statements) -> None:
+        self._dialect = statements.dialect
+        self._ensure = partial(statements, "ensure_destination")
+        self._lock = partial(statements, "lock_destination")
+        self._sql = statements.others(texts(self._dialect.name))
+
+    def change(self, name: str, destination: str, *, make: bool = False, **values: Any) -> Steps[bool]:
+        """Execute the named UPDATE; ``make``: create the destination's row if it is missing."""
+        queries = [self._ensure(destination=destination)] if make else []
+        queries.append(self._sql(name, destination=destination, **values))
+        if not self._dialect.returning:
+            queries.append(self._sql("changed"))
+        results = yield queries
+        return bool(results[-1] and results[-1][0][0])
+
+    def reserve(self, destination: str, seconds: float) -> Steps[float]:
+        """Take ``seconds`` of the line; return how long it is until they begin."""
+        if self._dialect.one_statement:
+            [[[left]]] = yield [self._sql("reserve", destination=destination, seconds=seconds)]
+            return max(0.0, float(left) - seconds)
+        # The lock is a statement of its own: MySQL's clock stands still while a statement waits.
+        read = self._sql("read_line", destination=destination)
+        _, rows = yield [self._lock(destination=destination), read]
+        if not rows:
+            _, rows = yield [self._ensure(destination=destination), read]
+        # SQLite's own arithmetic is of milliseconds; a line may be finer.
+        free, now = (value and self._dialect.from_time(value) for value in rows[0])
+        start = max(free or now, now)
+        at = self._dialect.to_time(start + timedelta(seconds=seconds))
+        yield [self._sql("move_line", destination=destination, at=at)]
+        return float((start - now).total_seconds())
 
 
 class SqlStore:
@@ -127,21 +179,24 @@ class SqlStore:
         self, destination: str, seconds: float, reason: str, *, probed: bool = False
     ) -> bool:
         """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
-        steps = partial(self._destinations.open_circuit, destination, seconds, reason, probed=probed)
-        return await self.driver.run(steps, lane=destination)
+        values = {"seconds": wait(seconds), "reason": storable(reason)}
+        state = "half_open" if probed else "closed"
+        return await self._change("open", destination, make=True, state=state, **values)
 
     async def probe(self, destination: str, seconds: float) -> bool:
         """Make a circuit whose time is over half-open; whether this call did it."""
-        steps = partial(self._destinations.probe, destination, seconds)
-        return await self.driver.run(steps, lane=destination)
+        return await self._change("probe", destination, seconds=wait(seconds))
 
     async def close_circuit(self, destination: str) -> bool:
         """Close a half-open circuit; whether this call did it."""
-        return await self.driver.run(partial(self._destinations.close_circuit, destination), lane=destination)
+        return await self._change("close", destination)
 
     async def pause(self, destination: str, by: str, reason: str) -> bool:
         """Pause until somebody resumes it; whether this call did it."""
-        steps = partial(self._destinations.pause, destination, by, reason)
+        return await self._change("pause", destination, make=True, by=by, reason=storable(reason))
+
+    async def _change(self, name: str, destination: str, **values: Any) -> bool:
+        steps = partial(self._destinations.change, name, destination, **values)
         return await self.driver.run(steps, lane=destination)
 
     async def reserve(self, destination: str, count: int, rate: float) -> float:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.undelivered import texts
-from relaybox.database.steps import Row, Steps
+from relaybox.database.steps import Row, ask
 from relaybox.stores.sql.search import shown
 from relaybox.stores.sql.store import SqlStore
 
@@ -77,10 +77,5 @@ class Undelivered:
         return tuple(ForIndex(UUID(shown(id_)), str(shown(own)), shown(error)) for id_, own, error in rows)
 
     async def _ask(self, name: str, **words: Any) -> list[Row]:
-        query: Query = self._statements(name, **words)
-
-        def steps() -> Steps[list[Row]]:
-            [rows] = yield [query]
-            return list(rows)
-
-        return await self._driver.run(steps)
+        [rows] = await self._driver.run(partial(ask, [self._statements(name, **words)]))
+        return rows

@@ -6,6 +6,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from operator import itemgetter
@@ -17,11 +18,11 @@ import msgspec
 from relaybox.core.event import beside
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, texts
-from relaybox.database.steps import Row, Steps
+from relaybox.database.steps import Row, Steps, ask
 from relaybox.errors import RowRefused
+from relaybox.stores.sql.claims import lock_lines
 from relaybox.stores.sql.rows import addressable, number
-from relaybox.stores.sql.steps import lock_lines
-from relaybox.stores.sql.store import UPKEEP, SqlStore
+from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
 from relaybox.stores.upkeep import (
     Beat,
     History,
@@ -53,7 +54,7 @@ _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class SqlUpkeep:
-    """An ``Upkeep`` (see there) in the database of a store."""
+    """Upkeep in the database of a store; ``stores/upkeep.py`` has its contract."""
 
     def __init__(self, store: SqlStore) -> None:
         self._run = partial(store.driver.run, lane=UPKEEP)
@@ -66,40 +67,64 @@ class SqlUpkeep:
         self._sql = self._store_sql.others(texts(self._dialect.name))
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
-        """Be seen, and read who was seen; one that ``joins`` commits in between."""
-        be_seen = [self._be_seen(member)]
+        """Be seen, and read who was seen within ``live`` seconds; one that ``joins`` commits in between.
+
+        Members that were not seen for a day are forgotten.
+        """
+        words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
+        be_seen = [self._sql("be_seen", **words)]
         if joins:
-            await self._run_vital(lambda: self._do(*be_seen))
+            await self._run_vital(partial(ask, be_seen))
             be_seen = []
         return await self._run_vital(lambda: self._see(timedelta(seconds=live), be_seen))
 
     async def leave(self, name: str) -> None:
         """Be no longer a member."""
-        await self._run_vital(lambda: self._do(self._sql("leave", me=name)))
+        await self._run_vital(partial(ask, [self._sql("leave", me=name)]))
 
     async def lead(self, name: str, seconds: float) -> int | None:
-        """Lead for so long from now, or go on leading; the term."""
-        return await self._run_vital(lambda: self._lead(name, seconds))
+        """Lead for so long from now, or go on leading; the term, or None while another member leads."""
+        names = ("open_election", "lead", "show_leader", "leading")
+        queries = [self._sql(statement, me=name, seconds=seconds) for statement in names]
+        *_, rows = await self._run_vital(partial(ask, queries))
+        return rows[0][0] if rows else None
 
     async def current_term(self) -> int | None:
         """The term under which some member leads now."""
-        return await self._run(self._current_term)
+        [rows] = await self._run(partial(ask, [self._sql("current_term")]))
+        return rows[0][0] if rows else None
 
     async def resign(self, name: str) -> None:
         """Lead no longer, if this member does."""
         queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
-        await self._run_vital(lambda: self._do(*queries))
+        await self._run_vital(partial(ask, queries))
 
     async def said(self) -> tuple[Said, ...]:
-        """What relays said of destinations."""
-        return await self._run(self._said)
+        """What relays said of destinations, in the order of their names."""
+        # The time last: nothing is older than it was when it was read.
+        rows, [[moment]] = await self._run(partial(ask, [self._sql("said"), self._sql("now")]))
+        now = self._dialect.from_time(moment)
+        said = []
+        for destination, relay, setting, at in rows:
+            # One that somebody spoilt, or that a later release writes in another way, says nothing.
+            with suppress(msgspec.MsgspecError):
+                age = (now - self._dialect.from_time(at)).total_seconds()
+                said.append(Said(destination, _read(setting), relay, age))
+        return tuple(said)
 
     async def known(self) -> dict[str, frozenset[str]]:
         """By relay the destinations of which it said something."""
-        return await self._run(self._known)
+        [rows] = await self._run(partial(ask, [self._sql("known")]))
+        known: dict[str, set[str]] = defaultdict(set)
+        for relay, destination in rows:
+            known[relay].add(destination)
+        return {relay: frozenset(names) for relay, names in known.items()}
 
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Say so of destinations, all at once; forget what is outdated."""
+        """Say so of destinations, all at once; forget what is outdated.
+
+        Not forgotten is what was said again meanwhile, or by a relay that is a member.
+        """
         # In one order, so that no two relays wait for each other.
         says = [
             self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
@@ -109,16 +134,16 @@ class SqlUpkeep:
             self._sql("unsay", destination=one.destination, relay=one.relay, seconds=-one.age)
             for one in outdated
         ]
-        await self._run(lambda: self._do(*says, *forgets))
+        await self._run(partial(ask, [*says, *forgets]))
 
     async def fall_silent(self, relay: str) -> None:
         """Say it no longer: it counts as said long ago, and is not forgotten."""
         at = self._dialect.to_time(LONG_AGO)
-        await self._run(lambda: self._do(self._sql("fall_silent", me=relay, at=at)))
+        await self._run(partial(ask, [self._sql("fall_silent", me=relay, at=at)]))
 
     async def kept(self) -> tuple[str, ...]:
-        """The destinations that may have delivered rows."""
-        return await self._run(self._kept)
+        """The destinations that may have delivered rows, configured or not."""
+        return tuple(await self._run(partial(walk_names, self._sql, "kept")))
 
     async def prune_delivered(
         self, term: int, destination: str, age: float, after: datetime | None, limit: int
@@ -131,39 +156,48 @@ class SqlUpkeep:
     async def prune_discarded(
         self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
     ) -> Slice[UUID] | None:
-        """Look at the next rows of all, and remove those discarded longer ago than their age."""
+        """Look at the next ``limit`` rows of all, and remove those discarded longer ago than their age."""
         return await self._run(lambda: self._prune_discarded(term, age, after, limit))
 
     async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
-        """Look at the next records of attempts, and remove those whose delivery is gone."""
+        """Look at the next ``limit`` records of attempts, and remove those whose delivery is gone."""
         return await self._run(lambda: self._prune_orphans(term, after, limit))
 
     async def prune_keys(
         self, term: int, age: float, after: datetime | None, limit: int
     ) -> Slice[datetime] | None:
-        """Look at the next idempotency keys, and remove those whose event is not open."""
+        """Look at the next ``limit`` idempotency keys, and remove those whose event is not open.
+
+        Looked at are those that are more than ``age`` seconds old, and all rows of whose event were final
+        for so long. The others are as old again as their event's last row that is final, or new.
+        """
         since = self._dialect.to_time(after or LONG_AGO)
         words = {"seconds": _ago(age), "since": since, "limit": limit}
         return await self._run(lambda: self._prune_keys(term, words))
 
     async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
-        """Remove what is more than ``age`` seconds old."""
+        """Remove what is more than ``age`` seconds old; return the number of rows."""
         words = {"seconds": _ago(age), "limit": limit}
         return await self._run(lambda: self._prune_history(term, history, words))
 
     async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
-        """Look at the next keys, and make those of their heads due that are parked."""
+        """Look at the next ``limit`` keys, and make those of their heads due that are parked.
+
+        Any relay may do so at any time: it repeats, under their locks, what settles and operators do.
+        """
         return await self._run(lambda: self._sweep(destination, block, after, limit))
 
     async def unpark(self, destination: str, limit: int) -> int:
-        """Make parked rows due, whatever their keys."""
+        """Make parked rows due, whatever their keys: the destination is not ordered. Return how many."""
         return await self._run(lambda: self._unpark(destination, limit))
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
-        """Look at the next unrouted events, and give those to their destinations that are taken.
+        """Look at the next ``limit`` unrouted events, and give those to their destinations that are taken.
 
-        What a route says is asked for between two transactions: it may be the application's own function.
+        They arrive there in the order of their positions. Where somebody has locked one of them it raises
+        and routes none of its batch: to step over it would let the next of its key get ahead.
         """
+        # What a route says is asked for between two transactions: it may be the application's own function.
         seen = await self._run(lambda: self._unrouted(term, after, limit))
         if seen is None:
             return None
@@ -206,21 +240,12 @@ class SqlUpkeep:
         return changed
 
     async def record(self, minutes: Sequence[Minute]) -> None:
-        """Write what was counted."""
-        await self._run(lambda: self._do(*map(self._record, minutes)))
-
-    def _do(self, *queries: Query) -> Steps[None]:
-        yield list(queries)
+        """Write what was counted, in place of what the same relay wrote for the same minute."""
+        await self._run(partial(ask, list(map(self._record, minutes))))
 
     def _record(self, row: Minute) -> Query:
-        counts = {"delivered": row.delivered, "retried": row.retried, "failed": row.failed}
-        key = {"destination": row.destination, "relay": row.relay}
-        minute, lag = self._dialect.to_time(row.minute), _json.encode(row.lag).decode()
-        return self._sql("record", minute=minute, lag=lag, **key, **counts)
-
-    def _be_seen(self, member: Member) -> Query:
-        words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
-        return self._sql("be_seen", **words)
+        encoded = {"minute": self._dialect.to_time(row.minute), "lag": _json.encode(row.lag).decode()}
+        return self._sql("record", **(asdict(row) | encoded))
 
     def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
         # The time first: between two round trips a member may be seen anew, and must not count as too old.
@@ -231,42 +256,6 @@ class SqlUpkeep:
         if gone:
             yield [self._sql("forget_members", names=gone, seconds=-FORGOTTEN.total_seconds())]
         return Beat(tuple(sorted(name for name, age in ages.items() if age < live)), now)
-
-    def _lead(self, name: str, seconds: float) -> Steps[int | None]:
-        names = ("open_election", "lead", "show_leader", "leading")
-        *_, rows = yield [self._sql(statement, me=name, seconds=seconds) for statement in names]
-        return rows[0][0] if rows else None
-
-    def _current_term(self) -> Steps[int | None]:
-        [rows] = yield [self._sql("current_term")]
-        return rows[0][0] if rows else None
-
-    def _known(self) -> Steps[dict[str, frozenset[str]]]:
-        [rows] = yield [self._sql("known")]
-        known: dict[str, set[str]] = defaultdict(set)
-        for relay, destination in rows:
-            known[relay].add(destination)
-        return {relay: frozenset(names) for relay, names in known.items()}
-
-    def _said(self) -> Steps[tuple[Said, ...]]:
-        # The time last: nothing is older than it was when it was read.
-        rows, [[moment]] = yield [self._sql("said"), self._sql("now")]
-        now = self._dialect.from_time(moment)
-        said = []
-        for destination, relay, setting, at in rows:
-            # One that somebody spoilt, or that a later release writes in another way, says nothing.
-            with suppress(msgspec.MsgspecError):
-                age = (now - self._dialect.from_time(at)).total_seconds()
-                said.append(Said(destination, _read(setting), relay, age))
-        return tuple(said)
-
-    def _kept(self) -> Steps[tuple[str, ...]]:
-        names: list[str] = []
-        while True:
-            [rows] = yield [self._sql("kept", after=names[-1] if names else "")]
-            if not rows:
-                return tuple(names)
-            names.append(rows[0][0])
 
     def _fence(self, term: int) -> Query:
         return self._sql("fence", term=term)
