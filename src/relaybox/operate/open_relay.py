@@ -24,9 +24,8 @@ from relaybox.relay.process import died, forget, this_process
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep.caretaker import Caretaker
-from relaybox.relay.upkeep.moment import DatabaseTime
-from relaybox.relay.upkeep.reroute import StoredRouter
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.route import StoredRouter
+from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.sinks.open import Handlers, OpenSink, handler_of, open_sink
 from relaybox.sinks.sink import Sink
 from relaybox.stores.open import open_store

@@ -17,8 +17,7 @@ from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.operate.open_relay import new_tally
 from relaybox.relay.upkeep.caretaker import Caretaker
-from relaybox.relay.upkeep.moment import DatabaseTime
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Beat, Member, Minute
 from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member, some

@@ -16,8 +16,7 @@ from relaybox.errors import StoreError
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import LOOK, Canary
-from relaybox.relay.upkeep.leadership import Leadership
-from relaybox.relay.upkeep.membership import Membership, nobody
+from relaybox.relay.upkeep.membership import Leadership, Membership, nobody
 from relaybox.relay.upkeep.prune import IDEMPOTENCY_WINDOW, Prune
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, Wake

@@ -1,4 +1,4 @@
-"""Which relays are alive, and what part of a destination's limit is this one's.
+"""Which relays are alive, which of them leads, and what part of a destination's limit is this one's.
 
 At no moment may the parts in use sum to more than the whole, whatever beats fail, whoever joins or stalls:
 
@@ -29,6 +29,8 @@ INTERVAL = 2.0
 """Seconds between heartbeats."""
 LIVE = 3
 """Heartbeats that may fail before a member no longer counts."""
+LEASE = 15.0
+"""Seconds for which a leader is elected; it renews three times as often."""
 
 
 def share(total: int, names: Sequence[str], me: str) -> int:
@@ -127,3 +129,36 @@ class Membership:
         me = self._member.name
         names = [name for name in self.alive if name == me or self._may_have(name, destination)]
         return share(total, names, me)
+
+
+class Leadership:
+    """This relay's claim to lead: a lease from the database, whose term fences what is done under it."""
+
+    def __init__(self, upkeep: Upkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
+        self._upkeep = upkeep
+        self._name = name
+        self._clock = clock
+        self._lease = lease
+        self._term: int | None = None
+        self._until = -math.inf
+
+    @property
+    def term(self) -> int | None:
+        """The term under which this relay leads; None: it does not, or cannot know it any more."""
+        return self._term if self._clock.now() < self._until else None
+
+    async def renew(self) -> int | None:
+        """Lead, go on leading, or learn that another does; the term."""
+        began = self._clock.now()
+        self._term = await self._upkeep.lead(self._name, self._lease)
+        self._until = began + self._lease
+        return self.term
+
+    def lost(self) -> None:
+        """The database said that the term is over."""
+        self._term = None
+
+    async def resign(self) -> None:
+        """Let another lead at once."""
+        self._term = None
+        await self._upkeep.resign(self._name)

@@ -11,8 +11,8 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.tally import DatabaseTime
 from relaybox.stores.upkeep import Sample, Sampled, Samples
 
 CAP = 100_000
