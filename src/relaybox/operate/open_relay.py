@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from relaybox.core.clock import MonotonicClock
+from relaybox.core.clock import Clock, MonotonicClock
 from relaybox.core.settings import Destination, Route, Settings, needs_postgresql
 from relaybox.database.schema import Tables
 from relaybox.emit.wakes.local import Bell
@@ -23,6 +23,7 @@ from relaybox.relay.observer import Observer
 from relaybox.relay.process import died, forget, this_process
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
+from relaybox.relay.upkeep.canary import Canary
 from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.route import StoredRouter
 from relaybox.relay.upkeep.tally import DatabaseTime, Tally
@@ -34,8 +35,8 @@ from relaybox.wire.tracing import has_provider
 
 if TYPE_CHECKING:
     from relaybox.receive.once_handler import AsyncOnceHandler, OnceHandler
-    from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.store import SqlStore
+    from relaybox.stores.upkeep import Member
 
 LeftOut = Callable[[str, RelayboxError], None]
 
@@ -64,9 +65,6 @@ def open_relay(
     With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised. ``routes``
     is asked for the routes as they are now.
     """
-    from relaybox.stores.sql.samples import SqlSamples
-    from relaybox.stores.sql.upkeep import SqlUpkeep
-
     # Here, where nothing is opened that would have to be closed.
     _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}
@@ -79,33 +77,12 @@ def open_relay(
     if store is None:
         opened.append(store := open_store(settings.database, tables))
     _check_log(settings, store.steps.statements.dialect.name)
-    clock, me = MonotonicClock(), this_process()
-    upkeep = SqlUpkeep(store)
-    router = StoredRouter(settings, routes) if settings.routes else None
+    me = this_process()
     tally = tally or new_tally(me.name)
     observer = Observers([LogObserver(), tally, *_tracing(observers), *observers])
-    caretaker = Caretaker(
-        upkeep,
-        settings.destinations,
-        me,
-        clock,
-        tally,
-        died,
-        router,
-        bell.call,
-        inbox_window=settings.inbox_window,
-        idempotency_window=settings.idempotency_window,
-        canary=_open_canary(settings, store, clock, observer.canary, bell),
-        samples=SqlSamples(store),
-    )
-    shared = Shared(
-        store=store,
-        wake=wake,
-        observer=observer,
-        clock=clock,
-        random=random.random,
-        owner=me.name,
-    )
+    shared = Shared(store, wake, observer, MonotonicClock(), random.random, me.name)
+    canary = _open_canary(settings, store, shared, bell)
+    caretaker = _open_caretaker(settings, store, me, shared.clock, tally, routes, bell, canary)
     lanes = [_open_lane(destinations[name], sink, shared, destinations, only) for name, sink in sinks.items()]
 
     async def close() -> None:
@@ -134,24 +111,46 @@ def _check_canary(settings: Settings) -> None:
         raise ConfigError(f"canary_destination = {name!r}: no destination is called that{hint}")
 
 
-def _open_canary(
+def _open_caretaker(
     settings: Settings,
     store: SqlStore,
-    clock: MonotonicClock,
-    acknowledged: Callable[[str, float], None],
+    me: Member,
+    clock: Clock,
+    tally: Tally,
+    routes: Callable[[], Sequence[Route]] | None,
     bell: Bell,
-) -> Canary | None:
+    canary: Canary | None,
+) -> Caretaker:
+    from relaybox.stores.sql.samples import SqlSamples
+    from relaybox.stores.sql.upkeep import SqlUpkeep
+
+    return Caretaker(
+        SqlUpkeep(store),
+        settings.destinations,
+        me,
+        clock,
+        tally,
+        died,
+        StoredRouter(settings, routes) if settings.routes else None,
+        bell.call,
+        inbox_window=settings.inbox_window,
+        idempotency_window=settings.idempotency_window,
+        canary=canary,
+        samples=SqlSamples(store),
+    )
+
+
+def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell) -> Canary | None:
     name = settings.canary_destination
     if settings.canary is None or name is None:
         return None
     from relaybox.operate.admin import Admin
     from relaybox.operate.canary import Rows
-    from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.ledger import SqlLedger
 
     ledger = SqlLedger(store)
     rows = Rows(Admin(ledger, settings.destinations, "canary"), ledger, name)
-    return Canary(rows, name, settings.canary, clock, acknowledged, bell.call)
+    return Canary(rows, name, settings.canary, shared.clock, shared.observer.canary, bell.call)
 
 
 def _check_log(settings: Settings, database: str) -> None:
@@ -168,8 +167,12 @@ def _open_lane(
     others: Mapping[str, Destination],
     only: Mapping[str, Sequence[UUID]] | None,
 ) -> Lane:
+    dead_letter = None
+    if destination.dead_letter is not None:
+        other = others[destination.dead_letter]
+        dead_letter = DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
     chosen = None if only is None else tuple(only[destination.name])
-    return Lane(destination, sink, shared, _dead_letter(destination, others), chosen)
+    return Lane(destination, sink, shared, dead_letter, chosen)
 
 
 def _open_sinks(
@@ -203,10 +206,3 @@ def _open_sinks(
 def new_tally(name: str | None = None) -> Tally:
     """What counts for the charts, under a relay's name or one of its own."""
     return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))
-
-
-def _dead_letter(destination: Destination, others: Mapping[str, Destination]) -> DeadLetter | None:
-    if destination.dead_letter is None:
-        return None
-    other = others[destination.dead_letter]
-    return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)

@@ -41,22 +41,8 @@ def share(total: int, names: Sequence[str], me: str) -> int:
     return part + (sorted(names).index(me) < rest)
 
 
-def nobody(name: str) -> bool:
-    """Of no member it is known that it died."""
-    return False
-
-
-async def nothing() -> None:
-    """Be known by the name alone."""
-
-
-def everything(name: str, destination: str) -> bool:
-    """Any member may have any destination."""
-    return True
-
-
 class Membership:
-    """This relay among the others."""
+    """This relay among the others; it will ``introduce`` itself before it joins."""
 
     def __init__(
         self,
@@ -65,9 +51,9 @@ class Membership:
         clock: Clock,
         *,
         interval: float = INTERVAL,
-        died: Callable[[str], bool] = nobody,
-        introduce: Callable[[], Awaitable[object]] = nothing,
-        may_have: Callable[[str, str], bool] = everything,
+        died: Callable[[str], bool] = lambda _name: False,
+        introduce: Callable[[], Awaitable[object]] | None = None,
+        may_have: Callable[[str, str], bool] = lambda _name, _destination: True,
     ) -> None:
         self.alive: tuple[str, ...] = ()
         self.interval = interval
@@ -89,7 +75,7 @@ class Membership:
     async def beat(self) -> Beat:
         """Be seen and see the others; joins where that is due. A beat that raised may be tried again."""
         joins = self._clock.now() - self._began >= self.live
-        if joins:
+        if joins and self._introduce is not None:
             await self._introduce()
         began = self._clock.now()
         beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))

@@ -75,16 +75,13 @@ class Reroute:
             routed = await self._upkeep.route(term, self._asked, self._after, BATCH)
         finally:
             # Also where it broke off: some of it may have been committed.
-            self._wake_lanes()
+            names, self._asked.named = self._asked.named, set()
+            if names:
+                self._wake(names)
         if routed is None:
             return None
         self._after = routed.after
         return Batch(routed.changed, more=routed.after is not None)
-
-    def _wake_lanes(self) -> None:
-        names, self._asked.named = self._asked.named, set()
-        if names:
-            self._wake(names)
 
 
 class _Asked:
@@ -104,17 +101,14 @@ class _Asked:
         try:
             targets = self._router.targets(event)
         except Exception as error:
-            self._refuse(event, error)
+            if not self.refused:
+                known = isinstance(error, RelayboxError)
+                what = str(error) if known else f"{type(error).__name__}: {error}"
+                self._problem = f"{event.event_id} ({event.event_type}): {what}"
+            self.refused += 1
             return ()
         self.named.update(target.destination for target in targets)
         return targets
-
-    def _refuse(self, event: Waiting, error: Exception) -> None:
-        if not self.refused:
-            known = isinstance(error, RelayboxError)
-            what = str(error) if known else f"{type(error).__name__}: {error}"
-            self._problem = f"{event.event_id} ({event.event_type}): {what}"
-        self.refused += 1
 
     def report(self) -> None:
         """Say it once, until the first that is refused is another."""

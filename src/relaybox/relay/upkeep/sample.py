@@ -12,7 +12,7 @@ from functools import partial
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.relay.upkeep.tally import DatabaseTime
+from relaybox.relay.upkeep.tally import DatabaseTime, minute_of
 from relaybox.stores.upkeep import Sample, Sampled, Samples
 
 CAP = 100_000
@@ -49,7 +49,7 @@ class Sampling:
 
     async def __call__(self, term: int) -> Round:
         """One round under this term; after one that went wrong there is none before the next minute."""
-        minute = _minute(self._time.now())
+        minute = minute_of(self._time.now())
         if minute == self._done:
             return Round()
         self._done = minute
@@ -57,7 +57,7 @@ class Sampling:
         if taken is None:
             return Round(done=False)
         position, now = await self._samples.position()
-        kept = await self._samples.keep(term, _minute(now), [*taken[1:], _whole(taken, position)])
+        kept = await self._samples.keep(term, minute_of(now), [*taken[1:], _whole(taken, position)])
         if kept is None:
             return Round(done=False, led=False)
         works: list[Work] = [partial(self._prune, what, age) for what, age in AGES.items()]
@@ -89,7 +89,3 @@ def _whole(samples: Iterable[Sample], position: int | None) -> Sample:
         oldest_seconds=max((s for one in every if (s := one.oldest_seconds) is not None), default=None),
         position=position,
     )
-
-
-def _minute(moment: datetime) -> datetime:
-    return moment.replace(second=0, microsecond=0)

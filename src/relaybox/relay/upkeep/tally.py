@@ -85,7 +85,10 @@ class Tally(Observer):
         """Write what is not written yet; where that fails it is kept for the next time."""
         unwritten = {key: counts for key, counts in self._counts.items() if counts.unwritten}
         if unwritten:
-            minutes = [self._minute(key, counts) for key, counts in unwritten.items()]
+            minutes = [
+                Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
+                for key, counts in unwritten.items()
+            ]
             for counts in unwritten.values():
                 counts.unwritten = False
             try:
@@ -94,22 +97,20 @@ class Tally(Observer):
                 for counts in unwritten.values():
                     counts.unwritten = True
                 raise
-        self._forget()
-
-    def _now(self, destination: str) -> _Counts:
-        minute = self.time.now().replace(second=0, microsecond=0)
-        counts = self._counts.setdefault((minute, destination), _Counts())
-        counts.unwritten = True
-        return counts
-
-    def _minute(self, key: tuple[datetime, str], counts: _Counts) -> Minute:
-        return Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
-
-    def _forget(self) -> None:
         horizon = self.time.now() - KEEP
         self._counts = {
             key: counts for key, counts in self._counts.items() if counts.unwritten or key[0] > horizon
         }
+
+    def _now(self, destination: str) -> _Counts:
+        counts = self._counts.setdefault((minute_of(self.time.now()), destination), _Counts())
+        counts.unwritten = True
+        return counts
+
+
+def minute_of(moment: datetime) -> datetime:
+    """Return when the minute began."""
+    return moment.replace(second=0, microsecond=0)
 
 
 def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
