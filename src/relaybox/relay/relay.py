@@ -125,10 +125,7 @@ class Relay:
         return all(ends)
 
     async def _drain_lane(self, lane: Lane, since: datetime) -> bool | StoreError:
-        """The error where the database refused it; the others then stop, and write what they have sent.
-
-        A lock that a stranger holds is nothing to them.
-        """
+        """Return the error if the database refuses; the other lanes then stop, unless it is only a lock."""
         try:
             return await lane.drain(since, self._patience)
         except StoreError as error:

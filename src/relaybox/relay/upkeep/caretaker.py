@@ -40,10 +40,7 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """What a single run did: the rounds of its jobs; None where it was left out.
-
-    What is led is left out where another relay leads.
-    """
+    """The rounds of a single run; None: left out, as what is led is where another relay leads."""
 
     pruned: Round | None = None
     swept: Round | None = None

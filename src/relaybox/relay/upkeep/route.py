@@ -1,9 +1,8 @@
 """Gives events to their destinations that no route took when they were emitted.
 
-Routes change when a process starts, so the first round comes at once when a relay starts, and when it begins
-to lead. Those that do not lead take their turns as well: the leader may not have the route. They route under
-its term. To hold the term is to hold a lock, so that of all relays one routes at a time, and what it finds
-routed is seen by the next: an event is routed once, and no other of its key gets ahead of it.
+Routes change when a process starts, so the first round comes at once when a relay starts or begins to lead.
+The others take turns, as the leader may not have the route, and route under its term. To hold the term is to
+hold a lock: one relay routes at a time, so an event is routed once, and no other of its key overtakes it.
 """
 
 from __future__ import annotations
@@ -120,10 +119,7 @@ class _Asked:
 
 
 class StoredRouter:
-    """A ``Router`` (see there) by the routes and destinations of one outbox.
-
-    ``latest`` are the routes as they are now, where they change while the relay runs.
-    """
+    """Routes by the settings of one outbox, and by the ``latest`` routes if they change while it runs."""
 
     def __init__(self, settings: Settings, latest: Callable[[], Sequence[Route]] | None = None) -> None:
         self._given: Sequence[Route] = settings.routes
@@ -184,20 +180,15 @@ def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target
 
 
 def stored_call(event: Waiting, *, payload: bool = True) -> Call:
-    """The call that emitted the event, as far as its row tells.
-
-    The aggregate's id is text, the payload what its JSON says, and ``max_attempts`` of the default is as if
-    it had not been given.
-    """
+    """Return the call that emitted the event, as far as its row tells: ids are text, defaults not given."""
     headers: dict[str, Any] = msgspec.json.decode(event.headers)
     tenant = headers.get("tenant")
-    stored = (event.payload, event.payload_data, event.payload_encoding)
     own = str(event.event_id)
     return Call(
         event.aggregate_type,
         event.aggregate_id,
         event.event_type,
-        decode(*stored) if payload else None,
+        decode(event.payload, event.payload_data, event.payload_encoding) if payload else None,
         idempotency_key=None if event.idempotency_key == own else event.idempotency_key,
         key=... if event.ordering_key is None else None if event.ordering_key == own else event.ordering_key,
         headers=headers,

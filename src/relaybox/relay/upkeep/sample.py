@@ -1,11 +1,8 @@
-"""Looks once a minute at how much waits, for the charts; whoever leads does it.
-
-Between two looks nothing is counted: what a chart shows of a minute is what was there at its sample.
-"""
+"""Looks once a minute at how much waits, for the charts; the leader does it. Nothing between is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 
@@ -80,8 +77,7 @@ class Sampling:
         return None if changed is None else Batch(changed, more=changed == BATCH)
 
 
-def _whole(samples: Iterable[Sample], position: int | None) -> Sample:
-    every = list(samples)
+def _whole(every: Sequence[Sample], position: int | None) -> Sample:
     return Sample(
         destination="",
         pending=min(CAP, sum(one.pending for one in every)),

@@ -1,11 +1,10 @@
 """Counts what this relay settles, by the minute, for the charts.
 
-A flush writes what a minute has come to, not what was added since: a relay's rows are its own, so a flush
-that is repeated, because nobody knows whether it was committed, counts nothing twice.
+A flush writes the total of a minute, not what was added: a relay's rows are its own, so a flush that is
+repeated, because it may not have been committed, counts nothing twice.
 
-How long deliveries took is counted in buckets: each reaches √2 times as far as the one before it. Bucket 0
-ends at a millisecond, the last but one at twelve days. From the counts every percentile can be read to within
-a bucket, and counts of several relays and minutes are simply added.
+How long deliveries took is counted in buckets, each √2 times as long as the one before: from a millisecond to
+twelve days. Percentiles are exact to a bucket, and counts of several relays and minutes can be added.
 """
 
 from __future__ import annotations
