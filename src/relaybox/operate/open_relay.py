@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 from uuid import UUID
 
-from relaybox.core.clock import Clock, MonotonicClock
+from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Destination, Route, Settings, needs_postgresql
 from relaybox.database.schema import Tables
 from relaybox.emit.wakes.local import Bell
@@ -36,7 +36,6 @@ from relaybox.wire.tracing import has_provider
 if TYPE_CHECKING:
     from relaybox.receive.once_handler import AsyncOnceHandler, OnceHandler
     from relaybox.stores.sql.store import SqlStore
-    from relaybox.stores.upkeep import Member
 
 LeftOut = Callable[[str, RelayboxError], None]
 
@@ -65,6 +64,9 @@ def open_relay(
     With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised. ``routes``
     is asked for the routes as they are now.
     """
+    from relaybox.stores.sql.samples import SqlSamples
+    from relaybox.stores.sql.upkeep import SqlUpkeep
+
     # Here, where nothing is opened that would have to be closed.
     _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}
@@ -81,18 +83,29 @@ def open_relay(
     tally = tally or new_tally(me.name)
     observer = Observers([LogObserver(), tally, *_tracing(observers), *observers])
     shared = Shared(store, wake, observer, MonotonicClock(), random.random, me.name)
-    canary = _open_canary(settings, store, shared, bell)
-    caretaker = _open_caretaker(settings, store, me, shared.clock, tally, routes, bell, canary)
+    caretaker = Caretaker(
+        SqlUpkeep(store),
+        settings.destinations,
+        me,
+        shared.clock,
+        tally,
+        died,
+        StoredRouter(settings, routes) if settings.routes else None,
+        bell.call,
+        inbox_window=settings.inbox_window,
+        idempotency_window=settings.idempotency_window,
+        canary=_open_canary(settings, store, shared, bell),
+        samples=SqlSamples(store),
+    )
     lanes = [_open_lane(destinations[name], sink, shared, destinations, only) for name, sink in sinks.items()]
-
-    async def close() -> None:
-        for sink in sinks.values():
-            await sink.close()
-        for part in [*opened, *marking]:
-            await part.close()
-        forget(me.name)
-
+    close = partial(_close, [*sinks.values(), *opened, *marking], me.name)
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+async def _close(parts: Sequence[Sink | Store | Wake | OnceHandler | AsyncOnceHandler], name: str) -> None:
+    for part in parts:
+        await part.close()
+    forget(name)
 
 
 def _tracing(observers: Sequence[Observer]) -> list[Observer]:
@@ -109,35 +122,6 @@ def _check_canary(settings: Settings) -> None:
     if name is not None and name not in known:
         hint = did_you_mean(name, known)
         raise ConfigError(f"canary_destination = {name!r}: no destination is called that{hint}")
-
-
-def _open_caretaker(
-    settings: Settings,
-    store: SqlStore,
-    me: Member,
-    clock: Clock,
-    tally: Tally,
-    routes: Callable[[], Sequence[Route]] | None,
-    bell: Bell,
-    canary: Canary | None,
-) -> Caretaker:
-    from relaybox.stores.sql.samples import SqlSamples
-    from relaybox.stores.sql.upkeep import SqlUpkeep
-
-    return Caretaker(
-        SqlUpkeep(store),
-        settings.destinations,
-        me,
-        clock,
-        tally,
-        died,
-        StoredRouter(settings, routes) if settings.routes else None,
-        bell.call,
-        inbox_window=settings.inbox_window,
-        idempotency_window=settings.idempotency_window,
-        canary=canary,
-        samples=SqlSamples(store),
-    )
 
 
 def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell) -> Canary | None:
