@@ -13,7 +13,7 @@ from uuid import UUID, uuid4
 import sqlalchemy as sa
 
 from relaybox import Destination, Outbox, Route
-from relaybox.relay.upkeep.lag import bucket
+from relaybox.relay.upkeep.tally import bucket
 
 MINUTES = 24 * 60
 DEAD = "dead-letters"

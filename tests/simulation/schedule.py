@@ -27,8 +27,7 @@ from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep import agreement, caretaker, membership, prune
 from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.membership import Membership
-from relaybox.relay.upkeep.moment import DatabaseTime
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.stores.sql import claims, steps, upkeep
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, DeadLetter, Settlement

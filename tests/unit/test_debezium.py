@@ -16,7 +16,7 @@ from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
 from relaybox.operate.why import explain
-from relaybox.relay.upkeep.reroute import StoredRouter
+from relaybox.relay.upkeep.route import StoredRouter
 from relaybox.stores.upkeep import Target, Waiting
 from tests.unit.deliveries import entry
 

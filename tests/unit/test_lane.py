@@ -20,9 +20,9 @@ from relaybox.core.settings import Backoff, Destination
 from relaybox.errors import StoreError
 from relaybox.operate.observers.several import Observers
 from relaybox.relay import lane as lane_module
+from relaybox.relay.breaker import choose
 from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
-from relaybox.relay.probe import choose
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT
 from relaybox.sinks.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.stores.memory import DestinationState, MemoryStore

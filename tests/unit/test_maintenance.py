@@ -29,13 +29,11 @@ from relaybox.relay.upkeep import prune
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import GRACE, Canary
 from relaybox.relay.upkeep.caretaker import AGAIN, SWEEP, Caretaker, Chores
-from relaybox.relay.upkeep.lag import LAST, bucket, ends, percentile
-from relaybox.relay.upkeep.leadership import LEASE, Leadership
-from relaybox.relay.upkeep.moment import DatabaseTime
+from relaybox.relay.upkeep.membership import LEASE, Leadership
 from relaybox.relay.upkeep.prune import Prune
 from relaybox.relay.upkeep.round import Batch, Round, take_turns
 from relaybox.relay.upkeep.sample import CAP, Sampling
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.tally import LAST, DatabaseTime, Tally, bucket, ends, percentile
 from relaybox.stores.store import Claim, Settlement
 from relaybox.stores.upkeep import Member, Minute, Sample, Sampled, Slice
 from tests.unit.deliveries import make

@@ -33,7 +33,7 @@ from relaybox.operate.metrics import MetricsObserver
 from relaybox.operate.observers.log import LogObserver
 from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
-from relaybox.relay.upkeep.reroute import StoredRouter
+from relaybox.relay.upkeep.route import StoredRouter
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Settlement
 from relaybox.stores.upkeep import Waiting

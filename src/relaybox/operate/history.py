@@ -16,7 +16,7 @@ from uuid import UUID
 
 from relaybox.core.fingerprint import Fingerprint, fingerprint
 from relaybox.errors import ConfigError
-from relaybox.relay.upkeep.lag import percentile
+from relaybox.relay.upkeep.tally import percentile
 from relaybox.stores.journal import FailedRows, Failure, History, Level, Settled
 
 MOST = 180

@@ -23,10 +23,10 @@ from relaybox.relay.observer import Observer
 from relaybox.relay.process import died, forget, this_process
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
+from relaybox.relay.upkeep.canary import Canary
 from relaybox.relay.upkeep.caretaker import Caretaker
-from relaybox.relay.upkeep.moment import DatabaseTime
-from relaybox.relay.upkeep.reroute import StoredRouter
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.route import StoredRouter
+from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.sinks.open import Handlers, OpenSink, handler_of, open_sink
 from relaybox.sinks.sink import Sink
 from relaybox.stores.open import open_store
@@ -35,7 +35,6 @@ from relaybox.wire.tracing import has_provider
 
 if TYPE_CHECKING:
     from relaybox.receive.once_handler import AsyncOnceHandler, OnceHandler
-    from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.store import SqlStore
 
 LeftOut = Callable[[str, RelayboxError], None]
@@ -80,43 +79,33 @@ def open_relay(
     if store is None:
         opened.append(store := open_store(settings.database, tables))
     _check_log(settings, store.steps.statements.dialect.name)
-    clock, me = MonotonicClock(), this_process()
-    upkeep = SqlUpkeep(store)
-    router = StoredRouter(settings, routes) if settings.routes else None
+    me = this_process()
     tally = tally or new_tally(me.name)
     observer = Observers([LogObserver(), tally, *_tracing(observers), *observers])
+    shared = Shared(store, wake, observer, MonotonicClock(), random.random, me.name)
     caretaker = Caretaker(
-        upkeep,
+        SqlUpkeep(store),
         settings.destinations,
         me,
-        clock,
+        shared.clock,
         tally,
         died,
-        router,
+        StoredRouter(settings, routes) if settings.routes else None,
         bell.call,
         inbox_window=settings.inbox_window,
         idempotency_window=settings.idempotency_window,
-        canary=_open_canary(settings, store, clock, observer.canary, bell),
+        canary=_open_canary(settings, store, shared, bell),
         samples=SqlSamples(store),
     )
-    shared = Shared(
-        store=store,
-        wake=wake,
-        observer=observer,
-        clock=clock,
-        random=random.random,
-        owner=me.name,
-    )
     lanes = [_open_lane(destinations[name], sink, shared, destinations, only) for name, sink in sinks.items()]
-
-    async def close() -> None:
-        for sink in sinks.values():
-            await sink.close()
-        for part in [*opened, *marking]:
-            await part.close()
-        forget(me.name)
-
+    close = partial(_close, [*sinks.values(), *opened, *marking], me.name)
     return Relay(lanes, shared, caretaker, partial(bell.serving, wake, destinations), close, patience)
+
+
+async def _close(parts: Sequence[Sink | Store | Wake | OnceHandler | AsyncOnceHandler], name: str) -> None:
+    for part in parts:
+        await part.close()
+    forget(name)
 
 
 def _tracing(observers: Sequence[Observer]) -> list[Observer]:
@@ -135,24 +124,17 @@ def _check_canary(settings: Settings) -> None:
         raise ConfigError(f"canary_destination = {name!r}: no destination is called that{hint}")
 
 
-def _open_canary(
-    settings: Settings,
-    store: SqlStore,
-    clock: MonotonicClock,
-    acknowledged: Callable[[str, float], None],
-    bell: Bell,
-) -> Canary | None:
+def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell) -> Canary | None:
     name = settings.canary_destination
     if settings.canary is None or name is None:
         return None
     from relaybox.operate.admin import Admin
     from relaybox.operate.canary import Rows
-    from relaybox.relay.upkeep.canary import Canary
     from relaybox.stores.sql.ledger import SqlLedger
 
     ledger = SqlLedger(store)
     rows = Rows(Admin(ledger, settings.destinations, "canary"), ledger, name)
-    return Canary(rows, name, settings.canary, clock, acknowledged, bell.call)
+    return Canary(rows, name, settings.canary, shared.clock, shared.observer.canary, bell.call)
 
 
 def _check_log(settings: Settings, database: str) -> None:
@@ -169,8 +151,12 @@ def _open_lane(
     others: Mapping[str, Destination],
     only: Mapping[str, Sequence[UUID]] | None,
 ) -> Lane:
+    dead_letter = None
+    if destination.dead_letter is not None:
+        other = others[destination.dead_letter]
+        dead_letter = DeadLetter(other.name, other.max_attempts, ordered=other.ordered)
     chosen = None if only is None else tuple(only[destination.name])
-    return Lane(destination, sink, shared, _dead_letter(destination, others), chosen)
+    return Lane(destination, sink, shared, dead_letter, chosen)
 
 
 def _open_sinks(
@@ -204,10 +190,3 @@ def _open_sinks(
 def new_tally(name: str | None = None) -> Tally:
     """What counts for the charts, under a relay's name or one of its own."""
     return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))
-
-
-def _dead_letter(destination: Destination, others: Mapping[str, Destination]) -> DeadLetter | None:
-    if destination.dead_letter is None:
-        return None
-    other = others[destination.dead_letter]
-    return DeadLetter(other.name, other.max_attempts, ordered=other.ordered)

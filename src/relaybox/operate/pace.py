@@ -40,16 +40,13 @@ class Pace:
 
     async def turn(self, count: int) -> bool:
         """Wait until so many may go; whether to go on."""
-        while not self._asked_to_stop():
-            left = self._free_at - time.monotonic()
-            if self._rate is None or left <= 0:
-                self._free_at = max(self._free_at, time.monotonic()) + (
-                    count / self._rate if self._rate else 0
-                )
+        while not self.stopped and not self._stop():
+            if self._rate is None:
                 return True
-            await asyncio.sleep(min(left, LOOK))
+            now = time.monotonic()
+            if self._free_at <= now:
+                self._free_at = now + count / self._rate
+                return True
+            await asyncio.sleep(min(self._free_at - now, LOOK))
+        self.stopped = True
         return False
-
-    def _asked_to_stop(self) -> bool:
-        self.stopped = self.stopped or self._stop()
-        return self.stopped

@@ -12,9 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from relaybox.core.event import Delivery
 
 LIGHT = 512
-"""Bytes a row up to which a batch counts as a whole until its last row is settled: to subtract each row costs
-more than its memory is worth.
-"""
+"""Bytes a row up to which a batch counts whole until it is settled: subtracting each row costs too much."""
 
 
 class Batch:

@@ -1,7 +1,6 @@
 """Named crash points: moments of a relay's work at which a test lets the process die.
 
-Each stands right before or right after something that others can see. Outside tests nobody watches, and to
-reach one costs a function call.
+Each is right before or after something that others can see. Outside tests one costs a function call.
 """
 
 from __future__ import annotations

@@ -11,16 +11,12 @@ from relaybox.relay.crashpoint import reached
 from relaybox.relay.shared import Shared
 
 LOOKS = 6
-"""A lease. So two thirds of it are left at least when a delivery begins: more than the time that it has by
-default, should it hold up its whole thread, and with it the next extension.
-"""
+"""A lease. At least two thirds are left when a delivery begins: by default more than its timeout, in case it
+blocks the thread and with it the next extension."""
 
 
 class Extender:
-    """Extends the leases of one lane.
-
-    It looks several times a lease (more often after an error) and extends what it saw before.
-    """
+    """Extends the leases of one lane that it saw before; it looks several times a lease."""
 
     def __init__(self, destination: Destination, shared: Shared, in_flight: InFlight) -> None:
         self._name = destination.name
@@ -31,7 +27,7 @@ class Extender:
         self._in_flight = in_flight
 
     async def run(self) -> None:
-        """Hold leases, for ever."""
+        """Extend leases, forever."""
         while True:
             await self._clock.sleep(self._lease / LOOKS)
             while not await self._extend():

@@ -24,16 +24,14 @@ from relaybox.core.settings import Destination
 from relaybox.core.shadow import MARK, is_shadow
 from relaybox.errors import RowsLocked, StoreError
 from relaybox.relay.batch import Batch, InFlight, size
-from relaybox.relay.breaker import Breaker
+from relaybox.relay.breaker import Breaker, choose, probe_is_due
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening, Policy
 from relaybox.relay.extend import Extender
-from relaybox.relay.probe import choose, probe_is_due
 from relaybox.relay.sending import Sending, TimedSending, Times
 from relaybox.relay.settle import Settler
-from relaybox.relay.shared import Shared
+from relaybox.relay.shared import Shared, Turn
 from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing, longest_run
-from relaybox.relay.turn import Turn
 from relaybox.sinks.sink import Answer, Sink, being_cancelled, describe
 from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 

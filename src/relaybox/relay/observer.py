@@ -15,10 +15,7 @@ from relaybox.stores.store import Claim, Settlement
 
 
 class Sends(NamedTuple):
-    """Deliveries that were tried, what was answered, and when each began and ended, column by column.
-
-    The times are those of ``uptime``, the relay's clock.
-    """
+    """Deliveries, answers, and when each began and ended by ``uptime``, the relay's clock; in columns."""
 
     deliveries: Sequence[Delivery]
     answers: Sequence[Answer]

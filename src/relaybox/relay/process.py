@@ -11,6 +11,7 @@ from importlib.metadata import version
 
 from relaybox.stores.upkeep import Member
 
+_version = functools.cache(version)
 _ours: set[str] = set()
 """The relays of this process that were made and not closed."""
 
@@ -20,7 +21,7 @@ def this_process() -> Member:
     host, pid = socket.gethostname(), os.getpid()
     name = f"{host[:150]}:{pid}:{_namespace()}-{secrets.token_hex(4)}"
     _ours.add(name)
-    return Member(name, host[:255], pid, _version())
+    return Member(name, host[:255], pid, _version("relaybox"))
 
 
 def forget(name: str) -> None:
@@ -33,21 +34,14 @@ def died(name: str) -> bool:
     match = re.fullmatch(r"(.*):([0-9]+):([0-9a-f]*)-[0-9a-f]+", name, re.DOTALL)
     if match is None or (match[1], match[3]) != (socket.gethostname()[:150], _namespace()):
         return False
-    pid = match[2]
-    if int(pid) == os.getpid():
+    pid = int(match[2])
+    if pid == os.getpid():
         return name not in _ours
     try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return True
-    except OSError:
-        return False
+        os.kill(pid, 0)
+    except OSError as error:
+        return isinstance(error, ProcessLookupError)
     return False
-
-
-@functools.cache
-def _version() -> str:
-    return version("relaybox")
 
 
 def _namespace() -> str:

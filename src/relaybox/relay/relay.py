@@ -8,16 +8,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import Self
 
 from relaybox.errors import Locked, RelayboxError, StoreError
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep.canary import Canary
 from relaybox.relay.upkeep.caretaker import Caretaker, Chores
-
-T = TypeVar("T")
 
 SWEEPING = 0.25
 """The part of its time that a drain which also sweeps may take for that."""
@@ -113,9 +110,7 @@ class Relay:
         self._task = asyncio.create_task(self._run())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         assert self._task is not None
         self.stop()
         await self._task
@@ -130,10 +125,7 @@ class Relay:
         return all(ends)
 
     async def _drain_lane(self, lane: Lane, since: datetime) -> bool | StoreError:
-        """The error where the database refused it; the others then stop, and write what they have sent.
-
-        A lock that a stranger holds is nothing to them.
-        """
+        """Return the error if the database refuses; the other lanes then stop, unless it is only a lock."""
         try:
             return await lane.drain(since, self._patience)
         except StoreError as error:
@@ -141,17 +133,16 @@ class Relay:
                 self._stop_lanes()
             return error
 
-    async def _try(self, doing: str, work: Callable[[], Awaitable[T]]) -> T | None:
+    async def _try(self, doing: str, work: Callable[[], Awaitable[object]]) -> None:
         """Report what goes wrong beside the deliveries; they go on."""
         try:
-            return await work()
+            await work()
         except Exception as error:
             self._shared.observer.trouble("", doing, error)
-            return None
 
     async def _run(self) -> None:
         self._runs = True
-        self._shared.share = self._caretaker.share
+        self._shared.share = self._caretaker.membership.share
         async with self._closing(), asyncio.TaskGroup() as upkeep:
             # A drain does not serve: it may be about to end, and others would not be woken.
             upkeep.create_task(self._caretaker.run())
@@ -177,14 +168,12 @@ class Relay:
     @contextmanager
     def _signals(self) -> Iterator[None]:
         """Only the main thread's loop can listen to signals; elsewhere somebody else decides."""
-        loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        asked = 0
+        loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), False
 
         def ask() -> None:
             nonlocal asked
-            asked += 1
-            if asked == 1:
+            if not asked:
+                asked = True
                 self.stop()
             elif task is not None:
                 task.cancel()

@@ -95,9 +95,8 @@ class Settler:
         while True:
             await self._any_locked.wait()
             await self._clock.sleep(self._pause())
-            settlements = list(self._locked.values())
             try:
-                await self._write(settlements, wait=False)
+                await self._write(list(self._locked.values()), wait=False)
             except StoreError as error:
                 self._observer.trouble(self._destination.name, "settle", error)
             if not self._locked:

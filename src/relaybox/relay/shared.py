@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from relaybox.core.clock import Clock
+from relaybox.core.settings import Destination
 from relaybox.emit.wakes.wake import Wake
+from relaybox.errors import StoreError
 from relaybox.relay.observer import Observer
 from relaybox.relay.quarantine import Quarantine
 from relaybox.stores.store import Store
-
-
-def _whole(destination: str, total: int) -> int:
-    return total
 
 
 @dataclass
@@ -26,7 +26,7 @@ class Shared:
     clock: Clock
     random: Callable[[], float]
     owner: str
-    share: Callable[[str, int], int] = _whole
+    share: Callable[[str, int], int] = lambda _destination, total: total
     quarantine: Quarantine = field(init=False)
 
     def __post_init__(self) -> None:
@@ -35,3 +35,26 @@ class Shared:
     def pause(self, poll_interval: float) -> float:
         """Seconds until a database that refused is asked again; relays that lost it together come apart."""
         return poll_interval * (1.0 + 0.8 * self.random())
+
+
+class Turn:
+    """Waits for places in the line of a destination's rate limit, but not once the lane is ``halted``."""
+
+    def __init__(self, destination: Destination, shared: Shared, halted: asyncio.Event) -> None:
+        self._name = destination.name
+        self._rate = destination.rate_limit
+        self._shared = shared
+        self._halted = halted
+
+    async def __call__(self, count: int) -> None:
+        """Wait for so many places."""
+        if self._rate is None:
+            return
+        try:
+            seconds = await self._shared.store.reserve(self._name, count, self._rate)
+        except StoreError as error:
+            self._shared.observer.trouble(self._name, "reserve", error)
+            seconds = count / self._rate
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._halted.wait()

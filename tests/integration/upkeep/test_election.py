@@ -17,8 +17,7 @@ from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.operate.open_relay import new_tally
 from relaybox.relay.upkeep.caretaker import Caretaker
-from relaybox.relay.upkeep.moment import DatabaseTime
-from relaybox.relay.upkeep.tally import Tally
+from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Beat, Member, Minute
 from tests.integration.upkeep.bench import DAY, LIVE, Bench, leading, member, some
@@ -146,13 +145,15 @@ async def test_of_two_caretakers_one_leads_and_the_other_follows_when_it_is_kill
 
 async def test_a_limit_is_divided_among_the_relays_that_have_the_destination(bench: Bench) -> None:
     async with caretaking(bench, "a", "mail") as (a, _), caretaking(bench, "b", "mail", "shop") as (b, _):
-        await await_for(lambda: b.share("shop", 1) == 1, "the other one lacks it, and takes no part")
-        await await_for(lambda: (a.share("mail", 3), b.share("mail", 3)) == (2, 1))
+        await await_for(
+            lambda: b.membership.share("shop", 1) == 1, "the other one lacks it, and takes no part"
+        )
+        await await_for(lambda: (a.membership.share("mail", 3), b.membership.share("mail", 3)) == (2, 1))
         upkeep = bench.upkeep()
 
         async def counts_one_that_says_nothing() -> bool:
             await upkeep.beat(member("0"), LIVE)
-            return "0" in b.membership.alive and b.share("shop", 1) == 0
+            return "0" in b.membership.alive and b.membership.share("shop", 1) == 0
 
         await await_for(counts_one_that_says_nothing, "one of the last release may have it")
 
@@ -178,7 +179,7 @@ async def test_a_caretaker_that_stops_resigns_and_leaves(bench: Bench) -> None:
         assert bench.column(bench.tables.relay.c.name) == []
         assert await bench.upkeep().lead("b", 60.0) is not None
         assert caretaker.leadership.term is None
-        assert caretaker.share("shop", 10) == 0
+        assert caretaker.membership.share("shop", 10) == 0
 
 
 async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> None:

@@ -17,9 +17,8 @@ from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Settings
 from relaybox.errors import StoreError
-from relaybox.relay.upkeep.reroute import StoredRouter
 from relaybox.relay.upkeep.round import Round
-from relaybox.relay.upkeep.route import Reroute
+from relaybox.relay.upkeep.route import Reroute, StoredRouter
 from relaybox.stores.sql.upkeep import ROUTED
 from relaybox.stores.upkeep import Router, Slice, Target, Turn, Waiting
 from tests.integration.upkeep.bench import Bench, go_on, leading, some

@@ -11,8 +11,8 @@ import sqlalchemy as sa
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Destination
 from relaybox.errors import SchemaError
-from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.relay.upkeep.sample import Sampling
+from relaybox.relay.upkeep.tally import DatabaseTime
 from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Sample

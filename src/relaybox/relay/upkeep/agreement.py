@@ -1,11 +1,9 @@
-"""What upkeep knows of destinations: what this relay's settings say, and what others said of theirs.
+"""What upkeep knows of destinations: what this relay's settings say, and what other relays said of theirs.
 
-Relays may have other settings than this one, during a deploy at least, or destinations that it does not
-know. So each says in the database what it knows, and says it again as long as it runs. What holds for a
-destination is what was said of it lately; where nobody runs that knows it, what was said last; where nobody
-ever said anything, nothing is known, and nothing is done to its rows. Where relays differ, what holds is what
-harms none of them: the longest retention, an order if one of them keeps it, and a failed event that blocks
-its key if it does for one.
+Relays may differ, at least during a deploy. So each writes what it knows to the database, again and again as
+long as it runs. What was said of a destination lately holds; if no relay that runs knows it, what was said
+last; if nothing was ever said, its rows are left alone. Where relays differ, what harms none of them holds:
+the longest retention, and order and blocking by a failed event if one of them wants it.
 """
 
 from __future__ import annotations
@@ -56,8 +54,8 @@ class Agreement:
         }
         new = {name: setting for name, setting in self._mine.items() if (name, setting) not in lately}
         # By one who knows the destination: what was said last holds where nobody runs that does.
-        outdated = [one for one in said if one.age > SILENT and one.destination in self._mine]
-        outdated = [one for one in outdated if one.relay != self._name]
+        known = [one for one in said if one.destination in self._mine and one.relay != self._name]
+        outdated = [one for one in known if one.age > SILENT]
         if new or outdated:
             await self._upkeep.say(self._name, new, outdated)
         said = (*said, *(Said(name, setting, self._name, 0.0) for name, setting in self._mine.items()))

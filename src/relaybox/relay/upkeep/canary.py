@@ -1,8 +1,7 @@
 """A test event on a schedule, which proves the whole path: emitted, claimed, sent, acknowledged, settled.
 
-The leader sends it, and looks at its row until it is delivered; no other is sent in the meantime, and who
-leads next goes on with it, so that an outage leaves one behind and not hundreds. One that failed gives way to
-the next.
+The leader sends it, and looks at its row until it is delivered; only then, or when it failed, it sends the
+next. A new leader goes on with it, so that an outage leaves one behind and not hundreds.
 """
 
 from __future__ import annotations
@@ -44,10 +43,7 @@ class Service(Protocol):
 
 
 class Canary:
-    """Sends test events to a destination, one every so many seconds, while this relay leads.
-
-    ``acknowledged`` is told the destination and the seconds that one took.
-    """
+    """Sends test events while this relay leads; ``acknowledged`` gets the destination and the seconds."""
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
@@ -16,8 +16,7 @@ from relaybox.errors import StoreError
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import LOOK, Canary
-from relaybox.relay.upkeep.leadership import Leadership
-from relaybox.relay.upkeep.membership import Membership, nobody
+from relaybox.relay.upkeep.membership import Leadership, Membership
 from relaybox.relay.upkeep.prune import IDEMPOTENCY_WINDOW, Prune
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, Wake
@@ -43,18 +42,11 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """What a single run did: the rounds of its jobs; None where it was left out.
-
-    What is led is left out where another relay leads.
-    """
+    """The rounds of a single run; None: left out, as what is led is where another relay leads."""
 
     pruned: Round | None = None
     swept: Round | None = None
     routed: Round | None = None
-
-
-def wake_nobody(destinations: Iterable[str]) -> None:
-    """Whoever polls finds it."""
 
 
 class Caretaker:
@@ -62,8 +54,7 @@ class Caretaker:
 
     ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
     remembers for ``inbox_window`` seconds, an idempotency key is kept ``idempotency_window`` seconds longer
-    than its event is open. ``canary`` proves the path while this relay leads,
-    ``samples`` are taken for the charts.
+    than its event is open. ``canary`` proves the path while this relay leads, ``samples`` are for the charts.
     """
 
     def __init__(
@@ -73,9 +64,9 @@ class Caretaker:
         member: Member,
         clock: Clock,
         tally: Tally,
-        died: Callable[[str], bool] = nobody,
+        died: Callable[[str], bool] = lambda _name: False,
         router: Router | None = None,
-        wake: Wake = wake_nobody,
+        wake: Wake = lambda _destinations: None,
         *,
         inbox_window: float = WINDOW,
         idempotency_window: float = IDEMPOTENCY_WINDOW,
@@ -92,8 +83,7 @@ class Caretaker:
             upkeep, member, clock, died=died, introduce=introduce, may_have=self._agreement.may_have
         )
         self.leadership = Leadership(upkeep, member.name, clock)
-        windows = inbox_window, idempotency_window
-        self._prune = Prune(upkeep, self._agreement, clock, self._rest, *windows)
+        self._prune = Prune(upkeep, self._agreement, clock, self._rest, inbox_window, idempotency_window)
         self._sweep = Sweep(upkeep, self._agreement, clock, self._rest)
         self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
         self._sampling = (
@@ -103,10 +93,6 @@ class Caretaker:
         self._elected = asyncio.Event()
         self._troubled: set[str] = set()
         self._meeting: asyncio.Task[bool] | None = None
-
-    def share(self, destination: str, total: int) -> int:
-        """The part of a destination's limit that this relay may use now."""
-        return self.membership.share(destination, total)
 
     async def run(self) -> None:
         """Do every job in its time until stopped; then write the last counts, resign and leave."""
@@ -125,7 +111,7 @@ class Caretaker:
                 jobs.create_task(self._every(SAMPLE, "sample", self._led(self._sampling)))
             jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
             if self.canary:
-                jobs.create_task(self._every(LOOK, "send a test event", self._prove))
+                jobs.create_task(self._every(LOOK, "send a test event", partial(self._prove, self.canary)))
         await self._try("write statistics", self.flush)
         await self._try("resign", self.leadership.resign)
         await self._try("fall silent", self._agreement.leave)
@@ -166,8 +152,7 @@ class Caretaker:
         await self.tally.flush(self._upkeep)
 
     async def _beat(self) -> None:
-        beat = await self.membership.beat()
-        self.set_time(beat.now)
+        self.set_time((await self.membership.beat()).now)
 
     async def _beat_and_meet(self, jobs: asyncio.TaskGroup) -> None:
         await self._beat()
@@ -177,12 +162,11 @@ class Caretaker:
             meet = partial(self._agreement.meet, alive)
             self._meeting = jobs.create_task(self._try("learn what destinations others have", meet))
 
-    async def _prove(self) -> None:
-        assert self.canary is not None
+    async def _prove(self, canary: Canary) -> None:
         if self.leadership.term is None:
-            self.canary.rest()
+            canary.rest()
         else:
-            await self.canary.look()
+            await canary.look()
 
     async def _lead(self) -> None:
         before = self.leadership.term

@@ -1,4 +1,4 @@
-"""Which relays are alive, and what part of a destination's limit is this one's.
+"""Which relays are alive, which of them leads, and what part of a destination's limit is this one's.
 
 At no moment may the parts in use sum to more than the whole, whatever beats fail, whoever joins or stalls:
 
@@ -30,6 +30,8 @@ INTERVAL = 2.0
 """Seconds between heartbeats."""
 LIVE = 3
 """Heartbeats that may fail before a member no longer counts."""
+LEASE = 15.0
+"""Seconds for which a leader is elected; it renews three times as often."""
 
 
 def share(total: int, names: Sequence[str], me: str) -> int:
@@ -40,22 +42,8 @@ def share(total: int, names: Sequence[str], me: str) -> int:
     return part + (sorted(names).index(me) < rest)
 
 
-def nobody(name: str) -> bool:
-    """Of no member it is known that it died."""
-    return False
-
-
-async def nothing() -> None:
-    """Be known by the name alone."""
-
-
-def everything(name: str, destination: str) -> bool:
-    """Any member may have any destination."""
-    return True
-
-
 class Membership:
-    """This relay among the others."""
+    """This relay among the others; it will ``introduce`` itself before it joins."""
 
     def __init__(
         self,
@@ -64,9 +52,9 @@ class Membership:
         clock: Clock,
         *,
         interval: float = INTERVAL,
-        died: Callable[[str], bool] = nobody,
-        introduce: Callable[[], Awaitable[object]] = nothing,
-        may_have: Callable[[str, str], bool] = everything,
+        died: Callable[[str], bool] = lambda _name: False,
+        introduce: Callable[[], Awaitable[object]] | None = None,
+        may_have: Callable[[str, str], bool] = lambda _name, _destination: True,
     ) -> None:
         self.alive: tuple[str, ...] = ()
         self.interval = interval
@@ -88,7 +76,7 @@ class Membership:
     async def beat(self) -> Beat:
         """Be seen and see the others; joins where that is due. A beat that raised may be tried again."""
         joins = self._clock.now() - self._began >= self.live
-        if joins:
+        if joins and self._introduce is not None:
             await self._introduce()
         began = self._clock.now()
         beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))
@@ -128,3 +116,36 @@ class Membership:
         me = self._member.name
         names = [name for name in self.alive if name == me or self._may_have(name, destination)]
         return share(total, names, me)
+
+
+class Leadership:
+    """This relay's claim to lead: a lease from the database, whose term fences what is done under it."""
+
+    def __init__(self, upkeep: SqlUpkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
+        self._upkeep = upkeep
+        self._name = name
+        self._clock = clock
+        self._lease = lease
+        self._term: int | None = None
+        self._until = -math.inf
+
+    @property
+    def term(self) -> int | None:
+        """The term under which this relay leads; None: it does not, or cannot know it any more."""
+        return self._term if self._clock.now() < self._until else None
+
+    async def renew(self) -> int | None:
+        """Lead, go on leading, or learn that another does; the term."""
+        began = self._clock.now()
+        self._term = await self._upkeep.lead(self._name, self._lease)
+        self._until = began + self._lease
+        return self.term
+
+    def lost(self) -> None:
+        """The database said that the term is over."""
+        self._term = None
+
+    async def resign(self) -> None:
+        """Let another lead at once."""
+        self._term = None
+        await self._upkeep.resign(self._name)

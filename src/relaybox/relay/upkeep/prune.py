@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Awaitable, Callable, Mapping
-from datetime import datetime
 from functools import partial
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 from relaybox.core.clock import Clock
 from relaybox.database.statements.upkeep import PROMPT
@@ -58,8 +57,10 @@ class Prune:
         """One round under this term."""
         self._known = await self._agreement()
         kept = [name for name in await self._upkeep.kept() if name in self._known]
-        works = [self._delivered(name).begin(BATCHES) for name in kept]
-        works.append(self._keys().begin(BATCHES))
+        delivered = partial(self._upkeep.prune_delivered, limit=BATCH)
+        walks = [_Walk(partial(delivered, destination=name, age=self._age(name))) for name in kept]
+        walks.append(_Walk(partial(self._upkeep.prune_keys, age=self._key_age, limit=BATCH)))
+        works = [walk.begin(BATCHES) for walk in walks]
         works += [partial(self._prune_history, history, age) for history, age in self._history.items()]
         works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
         return await take_turns(term, works, self._clock, self._rest, BATCHES)
@@ -70,13 +71,6 @@ class Prune:
             return UNROUTED
         known = self._known.get(destination)
         return math.inf if known is None else known.retention
-
-    def _keys(self) -> _Walk[datetime]:
-        return _Walk(partial(self._upkeep.prune_keys, age=self._key_age, limit=BATCH))
-
-    def _delivered(self, destination: str) -> _Walk[datetime]:
-        options: dict[str, Any] = {"destination": destination, "age": self._age(destination), "limit": BATCH}
-        return _Walk(partial(self._upkeep.prune_delivered, **options))
 
     async def _prune_history(self, history: History, age: float, term: int) -> Batch | None:
         changed = await self._upkeep.prune_history(term, history, age, BATCH)

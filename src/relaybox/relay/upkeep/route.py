@@ -1,9 +1,8 @@
 """Gives events to their destinations that no route took when they were emitted.
 
-Routes change when a process starts, so the first round comes at once when a relay starts, and when it begins
-to lead. Those that do not lead take their turns as well: the leader may not have the route. They route under
-its term. To hold the term is to hold a lock, so that of all relays one routes at a time, and what it finds
-routed is seen by the next: an event is routed once, and no other of its key gets ahead of it.
+Routes change when a process starts, so the first round comes at once when a relay starts or begins to lead.
+The others take turns, as the leader may not have the route, and route under its term. To hold the term is to
+hold a lock: one relay routes at a time, so an event is routed once, and no other of its key overtakes it.
 """
 
 from __future__ import annotations
@@ -11,13 +10,20 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import msgspec
 
 from relaybox.core.clock import Clock
 from relaybox.core.commands import command
+from relaybox.core.routing import Routes
+from relaybox.core.settings import Destination, Route, Settings
+from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.errors import RelayboxError
 from relaybox.relay.upkeep.round import Batch, Rest, Round, take_turns
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Router, Target, Turn, Waiting
+from relaybox.wire.codec import decode
 
 BATCH = 1000
 """Events looked at before the next rest."""
@@ -69,16 +75,13 @@ class Reroute:
             routed = await self._upkeep.route(term, self._asked, self._after, BATCH)
         finally:
             # Also where it broke off: some of it may have been committed.
-            self._wake_lanes()
+            names, self._asked.named = self._asked.named, set()
+            if names:
+                self._wake(names)
         if routed is None:
             return None
         self._after = routed.after
         return Batch(routed.changed, more=routed.after is not None)
-
-    def _wake_lanes(self) -> None:
-        names, self._asked.named = self._asked.named, set()
-        if names:
-            self._wake(names)
 
 
 class _Asked:
@@ -98,17 +101,14 @@ class _Asked:
         try:
             targets = self._router.targets(event)
         except Exception as error:
-            self._refuse(event, error)
+            if not self.refused:
+                known = isinstance(error, RelayboxError)
+                what = str(error) if known else f"{type(error).__name__}: {error}"
+                self._problem = f"{event.event_id} ({event.event_type}): {what}"
+            self.refused += 1
             return ()
         self.named.update(target.destination for target in targets)
         return targets
-
-    def _refuse(self, event: Waiting, error: Exception) -> None:
-        if not self.refused:
-            known = isinstance(error, RelayboxError)
-            what = str(error) if known else f"{type(error).__name__}: {error}"
-            self._problem = f"{event.event_id} ({event.event_type}): {what}"
-        self.refused += 1
 
     def report(self) -> None:
         """Say it once, until the first that is refused is another."""
@@ -117,3 +117,82 @@ class _Asked:
             fix = "mend what makes its ordering key, or use " + command("move '' NAME")
             log.warning("%s unrouted, the first is %s; %s", many, self._problem, fix)
         self._reported = self._problem if self.refused else ""
+
+
+class StoredRouter:
+    """Routes by the settings of one outbox, and by the ``latest`` routes if they change while it runs."""
+
+    def __init__(self, settings: Settings, latest: Callable[[], Sequence[Route]] | None = None) -> None:
+        self._given: Sequence[Route] = settings.routes
+        self._routes = Routes(settings.routes)
+        self._destinations = {destination.name: destination for destination in settings.destinations}
+        self._latest = latest
+
+    def takes(self, event_type: str) -> bool:
+        """Whether any route takes such events."""
+        self._look()
+        return bool(self._routes.destinations(event_type))
+
+    def targets(self, event: Waiting) -> Sequence[Target]:
+        """Where the event goes now; raises what a key's function raises, or what ``emit`` would.
+
+        One that no destination would be sent, because of a rollout or a shadow, goes on waiting.
+        """
+        self._look()
+        names = self._routes.destinations(event.event_type)
+        if self._routes.gradual:
+            narrowed = self._routes.narrow(event.event_type, event.aggregate_id)
+            names = tuple(name for name in narrowed.destinations if name not in narrowed.shadowed)
+        targets = _targets(event, [self._destinations[name] for name in names])
+        # What is ordered has no time of its own: it would hold up its key. So its event waits here.
+        if event.scheduled and any(target.ordering_key is not None or target.final for target in targets):
+            return ()
+        return targets
+
+    def _look(self) -> None:
+        if self._latest is None or (latest := self._latest()) is self._given:
+            return
+        self._given = latest
+        # A destination that was added since is one of relays that start later.
+        known = self._destinations.keys()
+        self._routes = Routes(route for route in latest if known >= set(route.to))
+
+
+def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:
+    # A payload that cannot be read is no obstacle where nobody asks for it.
+    asked = any(
+        callable(destination.ordering) and (destination.ordered or destination.handed_over)
+        for destination in destinations
+    )
+    call = stored_call(event, payload=asked)
+    aggregate = event.aggregate_type, event.aggregate_id
+    for destination in destinations:
+        if destination.handed_over:
+            check_payload(event.payload, destination)
+    return [
+        Target(
+            destination.name,
+            ordering_key(call, aggregate, destination),
+            call.max_attempts or destination.max_attempts,
+            final=destination.handed_over,
+        )
+        for destination in destinations
+    ]
+
+
+def stored_call(event: Waiting, *, payload: bool = True) -> Call:
+    """Return the call that emitted the event, as far as its row tells: ids are text, defaults not given."""
+    headers: dict[str, Any] = msgspec.json.decode(event.headers)
+    tenant = headers.get("tenant")
+    own = str(event.event_id)
+    return Call(
+        event.aggregate_type,
+        event.aggregate_id,
+        event.event_type,
+        decode(event.payload, event.payload_data, event.payload_encoding) if payload else None,
+        idempotency_key=None if event.idempotency_key == own else event.idempotency_key,
+        key=... if event.ordering_key is None else None if event.ordering_key == own else event.ordering_key,
+        headers=headers,
+        tenant=tenant if isinstance(tenant, str) else None,
+        max_attempts=None if event.max_attempts == DEFAULT_MAX_ATTEMPTS else event.max_attempts,
+    )

@@ -1,18 +1,15 @@
-"""Looks once a minute at how much waits, for the charts; whoever leads does it.
-
-Between two looks nothing is counted: what a chart shows of a minute is what was there at its sample.
-"""
+"""Looks once a minute at how much waits, for the charts; the leader does it. Nothing between is counted."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.tally import DatabaseTime, minute_of
 from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.upkeep import Sample, Sampled
 
@@ -50,7 +47,7 @@ class Sampling:
 
     async def __call__(self, term: int) -> Round:
         """One round under this term; after one that went wrong there is none before the next minute."""
-        minute = _minute(self._time.now())
+        minute = minute_of(self._time.now())
         if minute == self._done:
             return Round()
         self._done = minute
@@ -58,7 +55,7 @@ class Sampling:
         if taken is None:
             return Round(done=False)
         position, now = await self._samples.position()
-        kept = await self._samples.keep(term, _minute(now), [*taken[1:], _whole(taken, position)])
+        kept = await self._samples.keep(term, minute_of(now), [*taken[1:], _whole(taken, position)])
         if kept is None:
             return Round(done=False, led=False)
         works: list[Work] = [partial(self._prune, what, age) for what, age in AGES.items()]
@@ -81,8 +78,7 @@ class Sampling:
         return None if changed is None else Batch(changed, more=changed == BATCH)
 
 
-def _whole(samples: Iterable[Sample], position: int | None) -> Sample:
-    every = list(samples)
+def _whole(every: Sequence[Sample], position: int | None) -> Sample:
     return Sample(
         destination="",
         pending=min(CAP, sum(one.pending for one in every)),
@@ -90,7 +86,3 @@ def _whole(samples: Iterable[Sample], position: int | None) -> Sample:
         oldest_seconds=max((s for one in every if (s := one.oldest_seconds) is not None), default=None),
         position=position,
     )
-
-
-def _minute(moment: datetime) -> datetime:
-    return moment.replace(second=0, microsecond=0)

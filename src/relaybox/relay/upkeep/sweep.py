@@ -1,9 +1,8 @@
 """Makes parked rows due that have nothing before them.
 
-Claims and settles see to that themselves. Left over is what a change of the configuration leaves behind (a
-destination that is no longer ordered, or where a failed event no longer blocks its key), what was edited by
-hand, and what a relay of an older version does that dies after it settled an event and before it made the
-next of its key due.
+Claims and settles do that themselves. This finds what a change of the configuration leaves behind (order, or
+blocking by a failed event, was switched off), what was edited by hand, and the next of a key where a relay of
+an older version died right after it settled an event.
 """
 
 from __future__ import annotations

@@ -1,27 +1,49 @@
 """Counts what this relay settles, by the minute, for the charts.
 
-A flush writes what a minute has come to, not what was added since: a relay's rows are its own, so a flush
-that is repeated, because nobody knows whether it was committed, counts nothing twice.
+A flush writes the total of a minute, not what was added: a relay's rows are its own, so a flush that is
+repeated, because it may not have been committed, counts nothing twice.
+
+How long deliveries took is counted in buckets, each √2 times as long as the one before: from a millisecond to
+twelve days. Percentiles are exact to a bucket, and counts of several relays and minutes can be added.
 """
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from uuid import UUID
 
+from relaybox.core.clock import Clock
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.relay.observer import Observer
-from relaybox.relay.upkeep.lag import bucket
-from relaybox.relay.upkeep.moment import DatabaseTime
 from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, Settlement
 from relaybox.stores.upkeep import Minute
 
 KEEP = timedelta(minutes=10)
-"""So long a minute that was written stays in memory, lest a clock that is set back begin it anew."""
+"""So long a minute that was written stays in memory: a clock that is set back must not begin it again."""
+LAST = 61
+"""The bucket that takes whatever is longer."""
+FIRST_ENDS = 0.001
+
+
+class DatabaseTime:
+    """Runs with the monotonic clock, from the database's last word on; before that, from the host's time."""
+
+    def __init__(self, clock: Clock, host_time: Callable[[], datetime]) -> None:
+        self._clock = clock
+        self.set(host_time())
+
+    def set(self, now: datetime) -> None:
+        """The database has just said what time it is."""
+        self._said, self._at = now, self._clock.now()
+
+    def now(self) -> datetime:
+        """What the database would say now."""
+        return self._said + timedelta(seconds=self._clock.now() - self._at)
 
 
 @dataclass(slots=True)
@@ -59,20 +81,14 @@ class Tally(Observer):
             counts.retried += kinds.count(Retried)
             counts.failed += kinds.count(Failed)
 
-    def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """Settles nothing."""
-
-    def circuit(self, destination: str, state: str, reason: str) -> None:
-        """Settles nothing."""
-
-    def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Settles nothing."""
-
     async def flush(self, upkeep: SqlUpkeep) -> None:
         """Write what is not written yet; where that fails it is kept for the next time."""
         unwritten = {key: counts for key, counts in self._counts.items() if counts.unwritten}
         if unwritten:
-            minutes = [self._minute(key, counts) for key, counts in unwritten.items()]
+            minutes = [
+                Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
+                for key, counts in unwritten.items()
+            ]
             for counts in unwritten.values():
                 counts.unwritten = False
             try:
@@ -81,22 +97,20 @@ class Tally(Observer):
                 for counts in unwritten.values():
                     counts.unwritten = True
                 raise
-        self._forget()
-
-    def _now(self, destination: str) -> _Counts:
-        minute = self.time.now().replace(second=0, microsecond=0)
-        counts = self._counts.setdefault((minute, destination), _Counts())
-        counts.unwritten = True
-        return counts
-
-    def _minute(self, key: tuple[datetime, str], counts: _Counts) -> Minute:
-        return Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
-
-    def _forget(self) -> None:
         horizon = self.time.now() - KEEP
         self._counts = {
             key: counts for key, counts in self._counts.items() if counts.unwritten or key[0] > horizon
         }
+
+    def _now(self, destination: str) -> _Counts:
+        counts = self._counts.setdefault((minute_of(self.time.now()), destination), _Counts())
+        counts.unwritten = True
+        return counts
+
+
+def minute_of(moment: datetime) -> datetime:
+    """Return when the minute began."""
+    return moment.replace(second=0, microsecond=0)
 
 
 def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
@@ -105,3 +119,27 @@ def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
     if longest == shortest:
         return {longest: len(created)}
     return Counter(bucket((now - one).total_seconds()) for one in created)
+
+
+def bucket(seconds: float) -> int:
+    """The bucket of a lag."""
+    if seconds <= FIRST_ENDS:
+        return 0
+    # Rounded, so that what ends a bucket exactly is still in it.
+    return min(LAST, math.ceil(round(2 * math.log2(seconds / FIRST_ENDS), 9)))
+
+
+def ends(index: int) -> float:
+    """The longest lag of a bucket, in seconds."""
+    return FIRST_ENDS * 2 ** (index / 2)
+
+
+def percentile(counts: Mapping[int, int], part: float) -> float | None:
+    """The lag that ``part`` of the deliveries did not exceed (0.99: all but one of a hundred)."""
+    wanted = part * sum(counts.values())
+    seen = 0
+    for index in sorted(counts):
+        seen += counts[index]
+        if counts[index] and seen >= wanted:
+            return ends(index)
+    return None
