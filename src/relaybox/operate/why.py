@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.core.commands import Program, command
+from relaybox.core.text import at
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
@@ -110,7 +111,7 @@ def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
     if entry.state is State.UNKNOWN:
         text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
         return Reason(entry, "unknown_status", text)
-    crashes = f"; its relay died {_count(entry.crashes, 'time')}" if entry.crashes else ""
+    crashes = f"; its relay died or was stopped {_count(entry.crashes, 'time')}" if entry.crashes else ""
     text = (
         f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "
         f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
@@ -189,7 +190,8 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
             f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
         )
         return Reason(entry, "lease_expired", text)
-    apart = f" apart from others, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
+    interrupted = f"because its relay died or was stopped {entry.crashes} times"
+    apart = f" apart from others, {interrupted}," if entry.crashes > 1 else ""
     text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
     return Reason(entry, "due", text)
 
@@ -218,8 +220,3 @@ def _error(entry: Entry) -> str:
 def is_alive(relay: Relay) -> bool:
     """Whether it was seen lately."""
     return relay.seen_at - relay.last_seen_at < SILENT
-
-
-def at(moment: datetime | None) -> str:
-    """A moment as people read it."""
-    return "an unknown time" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
+from relaybox.core.text import at, plural
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
+from relaybox.operate.documents import counted
 from relaybox.operate.health import Health as Flow
-from relaybox.operate.why import at, is_alive
+from relaybox.operate.why import is_alive
 from relaybox.web import show
 from relaybox.web.charts import PERIODS, charts, chosen_period
 from relaybox.web.templating import error_page, page
@@ -76,7 +78,7 @@ def _headline(flow: Flow, every: list[Row]) -> tuple[Mood, str]:
         return "bad", "Deliveries do not flow as they should."
     if troubled:
         verb = "needs" if len(troubled) == 1 else "need"
-        return "warn", f"{len(troubled)} of {show.plural(len(every), 'destination')} {verb} attention."
+        return "warn", f"{len(troubled)} of {plural(len(every), 'destination')} {verb} attention."
     if not every:
         return "", "Nothing is configured yet."
     return "good", "Everything flows." if len(every) == 1 else f"All {len(every)} destinations are healthy."
@@ -91,7 +93,7 @@ async def destinations(request: Request) -> Response:
     admin = request.state.admin
     every = rows(await admin.stats(), await admin.destinations())
     troubled = sum(health.mood in ("warn", "bad") for _, health, _ in every)
-    spoken = f"{troubled} of {show.plural(len(every), 'destination')} in trouble"
+    spoken = f"{troubled} of {plural(len(every), 'destination')} in trouble"
     return page(request, "destinations.html", rows=every, spoken=spoken)
 
 
@@ -168,7 +170,7 @@ def health(one: DestinationStats) -> Health:
     if not one.configured:
         return Health("unknown", "not configured", "warn", "No destination of this name is configured here.")
     if one.counts.failed:
-        failed = show.counted(one.counts, "failed")
+        failed = counted(one.counts, "failed")
         return Health("failing", "has failures", "warn", f"It delivers, but {failed} failed for good.")
     if one.counts.retrying:
         return Health("retrying", "retrying", "", f"What is tried again next: {one.counts.retrying}")
