@@ -65,34 +65,18 @@ def _cells(counts: Counts) -> list[str]:
     return [*(counted(counts, name) for name in COUNTS), oldest(counts)]
 
 
-def state(one: DestinationStats) -> str:
-    """Return what ``why`` would name first."""
-    place = one.place
-    if place is not None and place.paused:
-        return "paused"
-    if place is not None and place.circuit != "closed":
-        return f"circuit {place.circuit.replace('_', '-')}"
-    if one.handed_over:
-        return "debezium"
-    if not one.configured:
-        return "unknown" if one.name else "no route"
-    if one.counts.failed:
-        return "failing"
-    return "retrying" if one.counts.retrying else "ok"
-
-
 def _in_one_word(one: DestinationStats) -> str:
     """Return the state; the notes say the rest."""
-    return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
+    return "unknown" if one.state == "no route" else one.state.partition(" ")[0]
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
-    from relaybox.operate.why import overdue
+    from relaybox.operate.why import overdue, pause_end
 
     place = one.place
     if place is not None and place.paused:
-        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
-        yield f"paused by {place.paused_by} until {until} ({place.pause_reason or 'no reason given'})"
+        reason = place.pause_reason or "no reason given"
+        yield f"paused by {place.paused_by} until {pause_end(place)} ({reason})"
     if place is not None and place.circuit != "closed":
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
         circuit = f"circuit {place.circuit.replace('_', '-')}"

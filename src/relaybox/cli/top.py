@@ -20,7 +20,7 @@ from rich.text import Text
 
 from relaybox.cli.output import ago, plain
 from relaybox.cli.signals import on_signals
-from relaybox.cli.status import oldest, shown_name, state
+from relaybox.cli.status import oldest, shown_name
 from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
 from relaybox.operate.documents import counted
@@ -197,7 +197,7 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     chosen = next((at for at, one in enumerate(rows) if one.name == view.selected), 0)
     for one in _window(rows, chosen, room):
         cells = dict(zip(COLUMNS, _cells(one, frame), strict=True))
-        colour = STYLES.get(state(one), "red")
+        colour = STYLES.get(one.state, "red")
         style = "reverse" if view.keys and one.name == view.selected else colour
         table.add_row(*(Text(plain(cells[heading])) for heading in shown), style=style)
     return table
@@ -215,7 +215,7 @@ def _cells(one: DestinationStats, frame: Frame) -> list[str]:
     series = frame.rates.get(one.name)
     return [
         shown_name(one),
-        state(one),
+        one.state,
         counted(one.counts, *WAITING),
         f"{one.counts.sending:,}",
         counted(one.counts, "failed"),

@@ -137,10 +137,10 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
     """What holds up everything of its destination."""
     name = entry.destination
     if place is not None and place.paused:
-        end = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
         text = (
             f"waits because destination {name!r} was paused by {place.paused_by} at {at(place.paused_at)} "
-            f"({place.pause_reason or 'no reason given'}) until {end}; {command(f'resume {name}')}"
+            f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}; "
+            f"{command(f'resume {name}')}"
         )
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
@@ -156,6 +156,11 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
         )
         return Reason(entry, "unknown_destination", text)
     return None
+
+
+def pause_end(place: Place) -> str:
+    """Say until when a pause lasts."""
+    return "somebody resumes it" if place.paused_until is None else at(place.paused_until)
 
 
 def _circuit(entry: Entry, place: Place) -> Reason:

@@ -13,7 +13,7 @@ from relaybox.core.text import at, plural
 from relaybox.errors import PayloadError
 from relaybox.operate.admin import DestinationStats
 from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, typed
-from relaybox.operate.why import is_alive
+from relaybox.operate.why import is_alive, pause_end
 from relaybox.relay.upkeep.agreement import describe, differences
 from relaybox.stores.ledger import Content, Counts, Entry, Filter
 from relaybox.stores.sql.upkeep import SqlUpkeep
@@ -72,8 +72,8 @@ def _target(name: str, settings: Settings) -> str:
 def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
     place, counts, name = one.place, one.counts, one.name
     if place is not None and place.paused:
-        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
-        detail = f"by {place.paused_by} until {until}: {place.pause_reason or 'no reason given'}"
+        reason = place.pause_reason or "no reason given"
+        detail = f"by {place.paused_by} until {pause_end(place)}: {reason}"
         yield Finding("info", f"destination {name!r} is paused", detail, typed("resume", name))
     elif place is not None and place.circuit != "closed":
         state = place.circuit.replace("_", "-")
