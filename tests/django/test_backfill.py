@@ -18,11 +18,11 @@ from django.db import connections, transaction
 from django.db.models import Count, F
 
 from relaybox import Outbox
-from relaybox.contrib.django import emit_event, search
+from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.outbox import get_outbox
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
-from relaybox.search import Source, abackfill
+from relaybox.search import Source, abackfill, transactions
 from relaybox.search.results import Backfilled
 from relaybox.search.transactions import Busy
 from relaybox.search.workspace import open_rows
@@ -178,9 +178,8 @@ def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(
         await asyncio.to_thread(changed.wait, SECONDS)
 
     changed = threading.Event()
-    stub = SimpleNamespace(sleep=pause, get_running_loop=asyncio.get_running_loop)
-    monkeypatch.setattr(search, "asyncio", stub)
-    monkeypatch.setattr(search, "TRIES", 2)
+    monkeypatch.setattr(transactions, "asyncio", SimpleNamespace(sleep=pause))
+    monkeypatch.setattr(transactions, "TRIES", 2)
     place(using, 3)
     first, second, _ = orders(using).order_by("id").values_list("id", flat=True)
     errors: list[Exception] = []

@@ -98,11 +98,11 @@ def test_a_function_over_its_time_is_told_of_itself_and_of_those_behind_it() -> 
 def test_crashes_are_told() -> None:
     again = replace(ENTRY, leased_until=EARLIER, lease_owner="r", crashes=1)
     assert "it is claimed again, apart from others, by" in text(again)
-    assert "is claimed apart from others, because its relay died 2 times, by" in text(
+    assert "is claimed apart from others, because its relay died or was stopped 2 times, by" in text(
         replace(ENTRY, crashes=2)
     )
     failed = replace(ENTRY, status="failed", attempts=5, crashes=6, error_message="the relay died 6 times")
-    assert "after 5 attempts; its relay died 6 times: the relay died 6 times" in text(failed)
+    assert "after 5 attempts; its relay died or was stopped 6 times: the relay died 6 times" in text(failed)
 
 
 def test_a_silent_relay_is_none() -> None:

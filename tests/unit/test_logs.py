@@ -14,9 +14,10 @@ import pytest
 from relaybox.cli.logs import JsonFormatter, TextFormatter, colours, configure
 from relaybox.cli.options import LogFormat, LogLevel
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
+from relaybox.core.text import span
 from relaybox.errors import StoreError
 from relaybox.operate.observers.count import Count, Counter
-from relaybox.operate.observers.log import FAILURES, TEXTS, LogObserver, one_line, span
+from relaybox.operate.observers.log import FAILURES, TEXTS, LogObserver, one_line
 from relaybox.stores.store import Claim, Held, Settlement
 from tests.unit.deliveries import make
 

@@ -12,7 +12,9 @@ import pytest
 
 from relaybox.cli.events import entry_document
 from relaybox.cli.output import in_json
-from relaybox.stores.ledger import Counted
+from relaybox.cli.status import stats_document
+from relaybox.operate.admin import DestinationStats, Stats
+from relaybox.stores.ledger import Counted, Counts
 from tests.waiting import await_for
 from tests.web.stage import Stage
 
@@ -109,6 +111,25 @@ async def test_the_api_and_the_command_say_the_same_of_a_delivery(quick: Stage) 
         name: str(value).replace("+00:00", "Z") for name, value in printed.items() if name != "seen_at"
     } == {name: str(value) for name, value in event.items()}
     assert event["id"] == str(id_)
+
+
+async def test_the_api_and_the_command_say_the_same_of_counts_that_are_capped(
+    quick: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capped = Counts(due=10_000, sending=10_000, delivered=7, capped=frozenset({"due", "sending"}))
+    stats = Stats(capped, (DestinationStats("mail", True, capped, None),), ())
+
+    async def ask(_: object) -> Stats:
+        return stats
+
+    monkeypatch.setattr("relaybox.operate.admin.Admin.stats", ask)
+    api, printed = await quick.get("/api/stats"), stats_document(stats)
+    assert (api["processing"], api["capped"]) == (10_000, ["due", "pending", "processing"])
+    assert {name: api[name] for name in printed if name != "destinations"} == {
+        name: value for name, value in printed.items() if name != "destinations"
+    }
+    [of_api], [of_command] = api["destinations"], printed["destinations"]
+    assert {name: of_api[name] for name in of_command} == of_command
 
 
 async def test_why_is_answered_for_each_delivery(stage: Stage) -> None:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Bulk, Json, Limit, bundled, parse_id, parse_moment, run
+from relaybox.cli.options import Bulk, Json, Limit, bundled, moment, parse_id, run
 from relaybox.cli.output import confirm, note, plain, print_json, print_page, tell
 from relaybox.core.commands import command
+from relaybox.core.text import at
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -96,9 +97,7 @@ def pause(
     as_json: Json = False,
 ) -> None:
     """Let nothing more be sent to a destination; what is being sent is finished."""
-    from relaybox.operate.why import at
-
-    end = parse_moment(until, "--until", 1)
+    end = moment(until, "--until", 1)
     run(context, lambda admin: admin.pause(destination, reason, end))
     document = {"destination": destination, "paused": True, "reason": reason, "until": end}
     tell(as_json, document, f"paused {destination}" + ("" if end is None else f" until {at(end)}"))
@@ -128,8 +127,6 @@ def audit(
     as_json: Json = False,
 ) -> None:
     """List what operators did, newest first."""
-    from relaybox.operate.why import at
-
     found = run(context, lambda admin: admin.audits(limit, cursor))
     if as_json:
         print_json({"audits": [asdict(row) for row in found.rows], "cursor": found.cursor})

@@ -145,7 +145,7 @@ def _no_destinations(given: Options) -> str:
 
 
 def _destination(destination: Destination, outbox: Outbox) -> str:
-    check_secrets(destination)
+    destination.check_secrets()
     unread = ""
     if destination.handed_over:
         unread = _unread(debezium.find(outbox.settings, destination.name), outbox.settings)
@@ -165,17 +165,6 @@ def _unread(destination: Destination, settings: Settings) -> str:
         return ""
     fix = command(f"debezium {shlex.quote(destination.name)} --sql")
     return f" (the server has no {' and no '.join(lacking)} for it; run {fix})" if lacking else ""
-
-
-def check_secrets(destination: Destination) -> None:
-    """Raise if a secret is missing in this process."""
-    for setting in ("secret", "auth"):
-        secret = getattr(destination, setting)
-        try:
-            if secret is not None:
-                secret.reveal()
-        except ConfigError as error:
-            raise ConfigError(f"destination {destination.name!r}: {setting}: {error}") from None
 
 
 def check_sink(destination: Destination, handlers: Handlers) -> None:

@@ -13,6 +13,7 @@ import typer
 from relaybox.cli.options import Cursor, Json, Limit, bundled, parse_id, run
 from relaybox.cli.output import ago, answer, complain, plain, print_json, print_page, print_table
 from relaybox.core.commands import command
+from relaybox.core.text import at
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -150,8 +151,6 @@ def _show_page(page: Page) -> None:
 
 
 def _line(entry: Entry) -> str:
-    from relaybox.operate.why import at
-
     aggregate = f"{entry.aggregate_type} {entry.aggregate_id}"
     what = f"{entry.event_type} ({aggregate}) for {entry.destination}: {entry.state}"
     return plain(f"{at(entry.created_at)} {entry.id} {what}")
@@ -159,7 +158,7 @@ def _line(entry: Entry) -> str:
 
 def _described(detail: Detail, *, shared: bool) -> str:
     from relaybox.core.shadow import is_shadow
-    from relaybox.operate.why import advice, at
+    from relaybox.operate.why import advice
 
     entry, content = detail.entry, detail.content
     shadow = " in shadow: nothing was sent" if content is not None and is_shadow(content.headers) else ""
@@ -192,8 +191,6 @@ def _described(detail: Detail, *, shared: bool) -> str:
 
 
 def _show_failures(found: Failures) -> None:
-    from relaybox.operate.why import at
-
     if not found.groups:
         typer.echo("no delivery has failed")
         return
@@ -212,8 +209,6 @@ def _show_failures(found: Failures) -> None:
 
 
 def _show_dead_letters(found: DeadLetters) -> None:
-    from relaybox.operate.why import at
-
     rows = [
         [row.entry.id, at(row.entry.created_at), row.origin or "-", row.entry.event_type, row.reason or "-"]
         for row in found.rows

@@ -7,7 +7,7 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, TypeAlias, TypeVar, get_type_hints
@@ -17,7 +17,7 @@ import typer
 
 from relaybox.core.commands import command
 from relaybox.core.settings import DEFAULT_DATABASE, Settings, database_source, find_file
-from relaybox.core.values import mask_url, parse_duration
+from relaybox.core.values import mask_url, parse_moment
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -181,21 +181,9 @@ def parse_id(text: str) -> UUID:
         raise ConfigError(f"{text!r} is no id: {fix}") from None
 
 
-def parse_moment(text: str | None, setting: str, direction: int) -> datetime | None:
-    """Read a time, or a duration from now: into the past with -1, into the future with 1."""
-    if text is None:
-        return None
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    try:
-        if moment is None:
-            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
-        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ConfigError, OverflowError):
-        fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
-        raise ConfigError(f"{setting} = {text!r}: {fix}") from None
+def moment(text: str | None, setting: str, direction: int = -1) -> datetime | None:
+    """Read a time, or a duration from now, if one was given: into the past with -1, the future with 1."""
+    return None if text is None else parse_moment(text, setting, direction)
 
 
 def criteria(
@@ -232,8 +220,8 @@ def criteria(
         aggregate_id=aggregate_id,
         ordering_key=key,
         event_id=None if event is None else parse_id(event),
-        since=parse_moment(since, "--since", -1),
-        until=parse_moment(until, "--until", -1),
+        since=moment(since, "--since"),
+        until=moment(until, "--until"),
         error=error,
         fingerprint=fingerprint,
     )

@@ -10,6 +10,7 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
+from relaybox.core.text import largest
 from relaybox.errors import ConfigError
 
 T = TypeVar("T")
@@ -67,13 +68,10 @@ def plain(text: object) -> str:
     return "".join(character if character.isprintable() else "�" for character in str(text))
 
 
-def ago(length: float) -> str:
+def ago(seconds: float) -> str:
     """Return seconds in their largest unit, such as ``5m``."""
-    seconds = max(0, int(length))
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds >= size:
-            return f"{seconds // size}{unit}"
-    return f"{seconds}s"
+    count, unit = largest(seconds)
+    return f"{count}{unit[0]}"
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from relaybox.cli.output import complain
 from relaybox.core.event_loop import run
-from relaybox.operate.observers.log import span
+from relaybox.core.text import span
 
 if TYPE_CHECKING:
     from relaybox.relay.relay import Relay

@@ -14,12 +14,14 @@ import typer
 from relaybox.cli.options import Json, actor, options, run
 from relaybox.cli.output import ago, answer, plain, print_table
 from relaybox.core.commands import Program, command
+from relaybox.core.text import at
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
+from relaybox.operate.documents import counted, counts_document, place_document
 
 if TYPE_CHECKING:
     from relaybox.operate.admin import Admin, DestinationStats, Stats
-    from relaybox.stores.ledger import Counts, Place
+    from relaybox.stores.ledger import Counts
 
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
@@ -54,49 +56,27 @@ def shown_name(one: DestinationStats) -> str:
     return one.name or "(unrouted)"
 
 
-def number(counts: Counts, *names: str) -> str:
-    """Return the sum of some counts, with a plus if there may be more."""
-    total = sum(getattr(counts, name) for name in names)
-    return f"{total:,}{'+' if counts.capped & {*names} else ''}"
-
-
 def oldest(counts: Counts) -> str:
     """Return the age of what has waited longest."""
     return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
 
 
 def _cells(counts: Counts) -> list[str]:
-    return [*(number(counts, name) for name in COUNTS), oldest(counts)]
-
-
-def state(one: DestinationStats) -> str:
-    """Return what ``why`` would name first."""
-    place = one.place
-    if place is not None and place.paused:
-        return "paused"
-    if place is not None and place.circuit != "closed":
-        return f"circuit {place.circuit.replace('_', '-')}"
-    if one.handed_over:
-        return "debezium"
-    if not one.configured:
-        return "unknown" if one.name else "no route"
-    if one.counts.failed:
-        return "failing"
-    return "retrying" if one.counts.retrying else "ok"
+    return [*(counted(counts, name) for name in COUNTS), oldest(counts)]
 
 
 def _in_one_word(one: DestinationStats) -> str:
     """Return the state; the notes say the rest."""
-    return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
+    return "unknown" if one.state == "no route" else one.state.partition(" ")[0]
 
 
 def _notes(one: DestinationStats) -> Iterator[str]:
-    from relaybox.operate.why import at, overdue
+    from relaybox.operate.why import overdue, pause_end
 
     place = one.place
     if place is not None and place.paused:
-        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
-        yield f"paused by {place.paused_by} until {until} ({place.pause_reason or 'no reason given'})"
+        reason = place.pause_reason or "no reason given"
+        yield f"paused by {place.paused_by} until {pause_end(place)} ({reason})"
     if place is not None and place.circuit != "closed":
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
         circuit = f"circuit {place.circuit.replace('_', '-')}"
@@ -104,7 +84,7 @@ def _notes(one: DestinationStats) -> Iterator[str]:
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         verb = "waits" if one.counts.scheduled == 1 else "wait"
-        yield f"{number(one.counts, 'scheduled')} {verb} for a later attempt (the next one: {error})"
+        yield f"{counted(one.counts, 'scheduled')} {verb} for a later attempt (the next one: {error})"
     if one.overdue and one.timeout is not None:
         yield f"sending for {ago(one.counts.sending_seconds or 0.0)}: {overdue(one.timeout)}"
     if one.handed_over:
@@ -137,44 +117,20 @@ def _relays(stats: Stats) -> str:
 def stats_document(stats: Stats) -> dict[str, Any]:
     """Return the counts of every destination, and the relays, for ``--json``."""
     return {
-        **_counts(stats.total),
+        **counts_document(stats.total),
         "destinations": [_destination(one) for one in stats.destinations],
         "relays": [asdict(relay) for relay in stats.relays],
     }
 
 
-def _counts(counts: Counts) -> dict[str, Any]:
-    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
-    waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
-    capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
-    return {
-        "pending": sum(waiting.values()),
-        "processing": counts.sending,
-        "completed": counts.delivered,
-        "failed": counts.failed,
-        **waiting,
-        "oldest_pending": counts.oldest_pending,
-        "oldest_pending_seconds": counts.oldest_seconds,
-        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
-    }
-
-
 def _destination(one: DestinationStats) -> dict[str, Any]:
     about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
-    return {**about, **_counts(one.counts), "retrying": one.counts.retrying, **_place(one.place)}
-
-
-def _place(place: Place | None) -> dict[str, Any]:
-    if place is None:
-        return {"paused": None, "circuit": {"state": "closed", "until": None, "reason": None}}
-    paused = {
-        "at": place.paused_at,
-        "until": place.paused_until,
-        "by": place.paused_by,
-        "reason": place.pause_reason,
+    return {
+        **about,
+        **counts_document(one.counts),
+        "retrying": one.counts.retrying,
+        **place_document(one.place),
     }
-    circuit = {"state": place.circuit, "until": place.circuit_until, "reason": place.circuit_reason}
-    return {"paused": paused if place.paused else None, "circuit": circuit}
 
 
 def top(

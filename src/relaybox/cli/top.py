@@ -20,9 +20,10 @@ from rich.text import Text
 
 from relaybox.cli.output import ago, plain
 from relaybox.cli.signals import on_signals
-from relaybox.cli.status import number, oldest, shown_name, state
+from relaybox.cli.status import oldest, shown_name
 from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
+from relaybox.operate.documents import counted
 from relaybox.operate.why import is_alive
 from relaybox.sinks.sink import describe
 from relaybox.stores.ledger import Entry, Filter, Relay
@@ -127,9 +128,9 @@ def _totals(frame: Frame, width: int) -> Text:
     parts = [
         f"delivered {_rate(frame.whole, frame.at)}",
         f"emitted {emitted[-1]:,.1f}/s" if emitted else "",
-        f"waiting {number(total, *WAITING)}",
+        f"waiting {counted(total, *WAITING)}",
         f"sending {total.sending:,}",
-        f"failed {number(total, 'failed')}",
+        f"failed {counted(total, 'failed')}",
         f"oldest {oldest(total)}",
     ]
     text = "  ".join(part for part in parts if part)
@@ -196,7 +197,7 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     chosen = next((at for at, one in enumerate(rows) if one.name == view.selected), 0)
     for one in _window(rows, chosen, room):
         cells = dict(zip(COLUMNS, _cells(one, frame), strict=True))
-        colour = STYLES.get(state(one), "red")
+        colour = STYLES.get(one.state, "red")
         style = "reverse" if view.keys and one.name == view.selected else colour
         table.add_row(*(Text(plain(cells[heading])) for heading in shown), style=style)
     return table
@@ -214,10 +215,10 @@ def _cells(one: DestinationStats, frame: Frame) -> list[str]:
     series = frame.rates.get(one.name)
     return [
         shown_name(one),
-        state(one),
-        number(one.counts, *WAITING),
+        one.state,
+        counted(one.counts, *WAITING),
         f"{one.counts.sending:,}",
-        number(one.counts, "failed"),
+        counted(one.counts, "failed"),
         _rate(series, frame.at),
         oldest(one.counts),
         _lag(series),

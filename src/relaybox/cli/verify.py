@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.options import Json, Since, Until, parse_moment, run
+from relaybox.cli.options import Json, Since, Until, moment, run
 from relaybox.cli.output import note, plain, print_json
+from relaybox.core.text import plural
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def verify(
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
-    first, last = parse_moment(since, "--since", -1), parse_moment(until, "--until", -1)
+    first, last = moment(since, "--since"), moment(until, "--until")
     configured, now = run(context, lambda admin: _begin(admin, destination))
     on_failed = "skip" if configured and configured.on_failed == "skip" else "block"
 
@@ -160,8 +161,8 @@ def _verdict(done: Comparison) -> str:
     if not done.counts["events"]:
         return f"nothing was compared: {_why_nothing(done)}"
     again = done.counts["duplicate"]
-    found = _count(done.differences, "difference") if done.differences else "nothing is amiss"
-    return f"{found}; {_count(again, 'duplicate')}" if again and not done.strict else found
+    found = plural(done.differences, "difference") if done.differences else "nothing is amiss"
+    return f"{found}; {plural(again, 'duplicate')}" if again and not done.strict else found
 
 
 def _why_nothing(done: Comparison) -> str:
@@ -178,7 +179,3 @@ def _why_nothing(done: Comparison) -> str:
     if len(found) == 1:
         return f"all of the {total:,} events that were recorded are {found[0][1]}"
     return ", ".join([f"{total:,} events were recorded", *(f"{number:,} {words}" for number, words in found)])
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -189,6 +189,15 @@ class Destination:
         if self.dead_letter is not None:
             raise ConfigError(f"{self._where}dead_letter: nothing fails here, Debezium sends; leave it out")
 
+    def check_secrets(self) -> None:
+        """Raise ``ConfigError`` if a secret is missing in this process."""
+        for setting, secret in (("secret", self.secret), ("auth", self.auth)):
+            try:
+                if secret is not None:
+                    secret.reveal()
+            except ConfigError as error:
+                raise ConfigError(f"destination {self.name!r}: {setting}: {error}") from None
+
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
         """Made of a ``[destinations.NAME]`` table."""

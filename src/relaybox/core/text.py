@@ -1,11 +1,15 @@
-"""Checks of what a caller gives to be kept in a column of text: what any database keeps as it is."""
+"""Texts: what any database keeps in a column as it is, and how people read times, durations and counts."""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 from uuid import UUID
 
 from relaybox.errors import InvalidField
+
+UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
+"""Of durations, and how many seconds each has."""
 
 
 def text_field(field: str, value: Any, longest: int) -> str:
@@ -38,3 +42,37 @@ def id_field(field: str, value: Any) -> str:
         seen = f"an integer of {value.bit_length()} bits"
         raise InvalidField(field, seen, "it may have at most 240 digits")
     return str(value)
+
+
+def at(moment: datetime | None) -> str:
+    """Return a moment such as ``2026-01-31 12:00:00 UTC``."""
+    return "an unknown time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def largest(seconds: float) -> tuple[int, str]:
+    """Return a duration as whole units of the largest one that it holds: 200 seconds are 3 and ``min``."""
+    whole = max(0, int(seconds))
+    size, unit = next((unit for unit in UNITS if whole >= unit[0]), UNITS[-1])
+    return whole // size, unit
+
+
+def span(seconds: float) -> str:
+    """Return a duration in two units at most: ``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``."""
+    if seconds < 0.9995:
+        return f"{max(seconds, 0.0) * 1000:.0f} ms"
+    if seconds < 9.95:
+        return f"{seconds:.1f} s"
+    rest = round(seconds)
+    parts = []
+    for size, unit in UNITS:
+        whole, rest = divmod(rest, size)
+        if whole:
+            parts.append(f"{whole} {unit}")
+        elif parts:
+            break
+    return " ".join(parts[:2])
+
+
+def plural(count: int, noun: str, more: str = "") -> str:
+    """Return a number with its noun: ``1 event``, ``2 events``, ``10,000+ events``."""
+    return f"1 {noun}" if count == 1 else f"{count:,}{more} {noun}s"

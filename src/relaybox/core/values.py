@@ -13,7 +13,7 @@ import re
 import tomllib
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 from urllib.parse import unquote, unquote_plus
@@ -247,6 +247,21 @@ def parse_duration(value: Duration, setting: str) -> float:
     if seconds > LONGEST_DURATION:
         raise wrong(setting, value, "write no more than 36500d, which is a hundred years")
     return seconds
+
+
+def parse_moment(text: str, setting: str, direction: int) -> datetime:
+    """Read a time, or a duration from now: into the past with -1, into the future with 1."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    try:
+        if moment is None:
+            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))
+        return (moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)).astimezone(UTC)
+    except (ConfigError, OverflowError, ValueError):
+        fix = "write a duration such as '30m', '1h' or '7d', or a time such as '2026-01-31T12:00:00Z'"
+        raise ConfigError(f"{setting} = {text!r}: {fix}") from None
 
 
 def show_duration(seconds: float) -> str:

@@ -76,6 +76,22 @@ class DestinationStats:
         seconds = self.counts.sending_seconds
         return self.timeout is not None and seconds is not None and seconds > self.timeout
 
+    @property
+    def state(self) -> str:
+        """Return what ``why`` would name first, in a word or two; ``ok`` if nothing holds it up."""
+        place = self.place
+        if place is not None and place.paused:
+            return "paused"
+        if place is not None and place.circuit != "closed":
+            return f"circuit {place.circuit.replace('_', '-')}"
+        if self.handed_over:
+            return "debezium"
+        if not self.configured:
+            return "unknown" if self.name else "no route"
+        if self.counts.failed:
+            return "failing"
+        return "retrying" if self.counts.retrying else "ok"
+
 
 @dataclass(frozen=True, slots=True)
 class Stats:

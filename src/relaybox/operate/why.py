@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.core.commands import Program, command
+from relaybox.core.text import at
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
@@ -110,7 +111,7 @@ def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
     if entry.state is State.UNKNOWN:
         text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
         return Reason(entry, "unknown_status", text)
-    crashes = f"; its relay died {_count(entry.crashes, 'time')}" if entry.crashes else ""
+    crashes = f"; its relay died or was stopped {_count(entry.crashes, 'time')}" if entry.crashes else ""
     text = (
         f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "
         f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
@@ -136,10 +137,10 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
     """What holds up everything of its destination."""
     name = entry.destination
     if place is not None and place.paused:
-        end = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
         text = (
             f"waits because destination {name!r} was paused by {place.paused_by} at {at(place.paused_at)} "
-            f"({place.pause_reason or 'no reason given'}) until {end}; {command(f'resume {name}')}"
+            f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}; "
+            f"{command(f'resume {name}')}"
         )
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
@@ -155,6 +156,11 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
         )
         return Reason(entry, "unknown_destination", text)
     return None
+
+
+def pause_end(place: Place) -> str:
+    """Say until when a pause lasts."""
+    return "somebody resumes it" if place.paused_until is None else at(place.paused_until)
 
 
 def _circuit(entry: Entry, place: Place) -> Reason:
@@ -189,7 +195,8 @@ def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
             f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
         )
         return Reason(entry, "lease_expired", text)
-    apart = f" apart from others, because its relay died {entry.crashes} times," if entry.crashes > 1 else ""
+    interrupted = f"because its relay died or was stopped {entry.crashes} times"
+    apart = f" apart from others, {interrupted}," if entry.crashes > 1 else ""
     text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
     return Reason(entry, "due", text)
 
@@ -218,8 +225,3 @@ def _error(entry: Entry) -> str:
 def is_alive(relay: Relay) -> bool:
     """Whether it was seen lately."""
     return relay.seen_at - relay.last_seen_at < SILENT
-
-
-def at(moment: datetime | None) -> str:
-    """A moment as people read it."""
-    return "an unknown time" if moment is None else moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

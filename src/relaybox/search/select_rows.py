@@ -6,11 +6,10 @@ would not do: what it had to wait for it would see anew, but not what is joined 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
@@ -19,8 +18,8 @@ from sqlalchemy.orm import Session
 from relaybox.database.dialects import missing_tables
 from relaybox.database.transactions import lock_tables
 from relaybox.errors import ConfigError, did_you_mean
-from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, from_key
-from relaybox.search.transactions import Found, Portion, Transactions, by_parts
+from relaybox.search.source import Also, Calls, Item, Repairs, Source, find_items, from_key
+from relaybox.search.transactions import Found, Portion, Transactions, emit_all
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -94,13 +93,10 @@ class SelectRows:
         def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
             return self._transactions.run("write", partial(emit_found, ids), wait=wait)
 
-        there = await self.existing(ids)
-        found = await by_parts([id_ for id_ in ids if id_ in there], work)
-        missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
-        if not missing:
-            return found.emitted
-        emit_missing = partial(self._emit_missing, missing, calls)
-        return found.emitted + await self._transactions.run("fence", emit_missing)
+        def fence(missing: Sequence[str]) -> Awaitable[int]:
+            return self._transactions.run("fence", partial(self._emit_missing, missing, calls))
+
+        return await emit_all(self, ids, work, fence)
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of those that exist, without locks."""
@@ -133,25 +129,15 @@ class SelectRows:
 
     def _by_ids(self, ids: Sequence[str], connection: sa.Connection, lock: bool = False) -> Sequence[Item]:
         """Return those of these documents that exist."""
-        wanted = list(self._values(ids))
-        items: list[Item] = []
-        for start in range(0, len(wanted), AT_ONCE):
-            part: Sequence[Any] = wanted[start : start + AT_ONCE]
-            if lock:
-                locked = self._shape.ids(lock=True).where(self._shape.id.in_(part))
-                part = self._execute(connection, locked).scalars().all()
-            items += self._items(connection, part)
-        return [item for item in items if item.id in set(ids)]
+        shape = self._shape
 
-    def _values(self, ids: Iterable[str]) -> Iterable[Any]:
-        """Yield the ids as the column has them; leave out those that it cannot hold."""
-        for id_ in dict.fromkeys(ids):
-            try:
-                value = from_key(id_, self._shape.kind)
-            except (ValueError, ArithmeticError):
-                continue
-            if not isinstance(value, int) or -(2**63) <= value < 2**63:
-                yield value
+        def read(part: Sequence[Any]) -> Sequence[Item]:
+            if lock:
+                locked = shape.ids(lock=True).where(shape.id.in_(part))
+                part = self._execute(connection, locked).scalars().all()
+            return self._items(connection, part)
+
+        return find_items(ids, lambda id_: from_key(id_, shape.kind), read)
 
     def _items(self, connection: sa.Connection, ids: Sequence[Any]) -> list[Item]:
         shape, source = self._shape, self._source
@@ -163,10 +149,7 @@ class SelectRows:
             with Session(connection, autoflush=False) as session:
                 things = session.scalars(statement).unique()
                 items = [source.item(one, getattr(one, source.id), shape.fields) for one in things]
-        for item, next_ in pairwise(items):
-            if item.id == next_.id:
-                fix = "a document is one row: gather what is joined to it in a subquery, or in document="
-                raise ConfigError(f"{source.told}: the select gives several rows of {item.id!r}; {fix}")
+        source.check_distinct(items, "select", "subquery")
         return items
 
     def _execute(self, connection: sa.Connection, statement: Any) -> sa.CursorResult[Any]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import date, datetime
 from decimal import Decimal
+from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 from uuid import UUID
 
@@ -80,7 +82,15 @@ class Source:
     def item(self, thing: Any, id_: Any, default: Callable[[Any], Any], key: Any = None) -> Item:
         """Make the document of a row or an object; ``key`` is where it stands, if not its id."""
         own = as_key(id_, self)
-        return Item(as_id(id_, own), self.payload(thing, id_, default), own if key is None else key)
+        aggregate_id = id_field("aggregate_id", id_ if isinstance(id_, int | UUID) else str(own))
+        return Item(aggregate_id, self.payload(thing, id_, default), own if key is None else key)
+
+    def check_distinct(self, items: Iterable[Item], kind: str, subquery: str) -> None:
+        """Raise ``ConfigError`` if two items that follow each other have the same id."""
+        for one, next_ in pairwise(items):
+            if one.id == next_.id:
+                fix = f"a document is one row: gather what is joined to it in a {subquery}, or in document="
+                raise ConfigError(f"{self.told}: the {kind} gives several rows of {one.id!r}; {fix}")
 
     @property
     def told(self) -> str:
@@ -193,6 +203,24 @@ class Rows(Protocol):
         ...
 
 
+def find_items(
+    ids: Sequence[str], convert: Callable[[str], Any], read: Callable[[Sequence[Any]], Sequence[Item]]
+) -> Sequence[Item]:
+    """Return those of these documents that exist, ``AT_ONCE`` in a read.
+
+    ``convert`` makes a column's value of an id, or raises if the column cannot hold it.
+    """
+    wanted: list[Any] = []
+    for id_ in dict.fromkeys(ids):
+        with suppress(ValueError, ArithmeticError):
+            value = convert(id_)
+            if not isinstance(value, int) or -(2**63) <= value < 2**63:
+                wanted.append(value)
+    parts = (wanted[start : start + AT_ONCE] for start in range(0, len(wanted), AT_ONCE))
+    asked = set(ids)
+    return [item for part in parts for item in read(part) if item.id in asked]
+
+
 def name_of(source: Source, rows: Rows) -> str:
     """Return the name by which the same backfill is found again."""
     if source.name:
@@ -219,11 +247,6 @@ def as_key(value: Any, source: Source) -> Any:
             return value.isoformat()
     fix = "it must be an integer, a text, a UUID or a time"
     raise ConfigError(f"{source.told}: the id of a document ({source.id}) is {value!r}; {fix}")
-
-
-def as_id(value: Any, key: Any) -> str:
-    """Return an id as an event has it."""
-    return id_field("aggregate_id", value if isinstance(value, int | UUID) else str(key))
 
 
 def from_key(key: Any, kind: type | None) -> Any:

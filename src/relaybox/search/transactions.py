@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
 
 import sqlalchemy as sa
@@ -23,12 +24,13 @@ from relaybox.database.transactions import begin_on_sqlite, lock_wait
 from relaybox.emit.row import Call
 from relaybox.errors import StoreError
 from relaybox.receive.once_handler import ASYNC_DRIVERS
-from relaybox.search.source import Also, Calls, Item
+from relaybox.search.source import Also, Calls, Item, Rows
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 T = TypeVar("T")
+E = TypeVar("E", bound=Exception)
 Kind: TypeAlias = Literal["read", "write", "fence"]
 """``write`` takes rows, ``fence`` also what may be between them."""
 
@@ -96,6 +98,43 @@ async def by_parts(ids: Sequence[str], work: Callable[[Sequence[str], float], Aw
     return await work(ids, PATIENT) if ids else Found(0, frozenset())
 
 
+async def emit_all(
+    rows: Rows,
+    ids: Sequence[str],
+    emit_found: Callable[[Sequence[str], float], Awaitable[Found]],
+    emit_missing: Callable[[Sequence[str]], Awaitable[int]],
+) -> int:
+    """Emit for the rows that exist, by parts, and then for those that are missing; return the number."""
+    there = await rows.existing(ids)
+    found = await by_parts([id_ for id_ in ids if id_ in there], emit_found)
+    missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
+    return found.emitted + (await emit_missing(missing) if missing else 0)
+
+
+async def patiently(
+    what: str,
+    wait: float,
+    work: Callable[[], Awaitable[T]],
+    kind: type[E],
+    beneath: Callable[[E], Exception],
+) -> T:
+    """Do the work, again from the start if a lock on ``what`` was not free in time. Raise ``Busy``.
+
+    With less patience it is not tried again. ``beneath`` returns the driver's error in one of ``kind``.
+    """
+    tries = TRIES if wait == PATIENT else 1
+    for attempt in range(tries):
+        try:
+            return await work()
+        except kind as error:
+            if not is_passing(beneath(error)):
+                raise
+            if attempt == tries - 1:
+                raise Busy(what, beneath(error)) from error
+        await asyncio.sleep(PAUSE * 2**attempt)
+    raise AssertionError("unreachable")
+
+
 def is_passing(error: Any) -> bool:
     """True if a driver's error is a deadlock, or a lock that was waited for too long."""
     # MySQL's own numbers say more than the SQLSTATE that some of its drivers have too.
@@ -114,22 +153,12 @@ class Transactions:
         self._statements: Statements | None = None
 
     async def run(self, kind: Kind, work: Callable[[sa.Connection], T], *, wait: float = PATIENT) -> T:
-        """Do the work, again from the start if a lock was not free in time. Raise ``Busy``.
-
-        With less patience it is not tried again.
-        """
-        tries = TRIES if wait == PATIENT else 1
-        for attempt in range(tries):
-            try:
-                return await self._run(kind, work, wait)
-            except sa.exc.DBAPIError as error:
-                beneath = _beneath(error)
-                if not is_passing(beneath):
-                    raise refusal(beneath, self._url) from error
-                if attempt == tries - 1:
-                    raise Busy("the table" if kind == "fence" else "rows", beneath) from error
-            await asyncio.sleep(PAUSE * 2**attempt)
-        raise AssertionError("unreachable")
+        """Do the work patiently (see there)."""
+        what, run = "the table" if kind == "fence" else "rows", partial(self._run, kind, work, wait)
+        try:
+            return await patiently(what, wait, run, sa.exc.DBAPIError, _beneath)
+        except sa.exc.DBAPIError as error:
+            raise refusal(_beneath(error), self._url) from error
 
     async def _run(self, kind: Kind, work: Callable[[sa.Connection], T], wait: float) -> T:
         options: dict[str, Any] = {"relaybox": kind}

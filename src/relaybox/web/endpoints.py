@@ -23,9 +23,10 @@ from relaybox.core.settings import Destination
 from relaybox.errors import did_you_mean
 from relaybox.operate.admin import DestinationStats, Detail, Stats
 from relaybox.operate.admin_actions import Action, Done, Named
+from relaybox.operate.documents import counts_document, place_document
 from relaybox.operate.health import Health
 from relaybox.operate.why import Reason, is_alive
-from relaybox.stores.ledger import EVERYTHING, Content, Counts, Filter
+from relaybox.stores.ledger import EVERYTHING, Content, Filter
 from relaybox.web import read, schemas, show
 from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
@@ -43,7 +44,9 @@ SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
 async def stats(request: Request) -> Struct:
     """Where everything is: counts, destinations and relays."""
     found, rows = await _stats(request)
-    return schemas.StatsDocument(**_counts(found.total), destinations=rows, relays=_relays(request, found))
+    return schemas.StatsDocument(
+        **counts_document(found.total), destinations=rows, relays=_relays(request, found)
+    )
 
 
 async def _stats(request: Request) -> tuple[Stats, list[schemas.DestinationDocument]]:
@@ -316,45 +319,24 @@ def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
     return kind(**found)
 
 
-def _counts(of: Counts) -> dict[str, Any]:
-    """Return the counts by the names of the API; ``pending`` is what waits."""
-    waiting = {"due": of.due, "scheduled": of.scheduled, "parked": of.parked}
-    capped = {{"delivered": "completed", "sending": "processing"}.get(name, name) for name in of.capped}
-    return {
-        "pending": sum(waiting.values()),
-        "processing": of.sending,
-        "completed": of.delivered,
-        "failed": of.failed,
-        **waiting,
-        "oldest_pending": of.oldest_pending,
-        "oldest_pending_seconds": of.oldest_seconds,
-        "capped": sorted(capped | ({"pending"} if capped & waiting.keys() else set())),
-    }
-
-
 def _destination(
     one: DestinationStats, configured: Destination | None, rules: Rules
 ) -> schemas.DestinationDocument:
     """Return a destination; of its settings, nothing that may be secret."""
-    place, paused, circuit = one.place, None, schemas.CircuitDocument()
-    if place is not None:
-        reason = place.circuit_reason and rules.scrub(place.circuit_reason)
-        circuit = schemas.CircuitDocument(state=place.circuit, until=place.circuit_until, reason=reason)
-    if place is not None and place.paused:
-        paused = schemas.PauseDocument(
-            at=place.paused_at, until=place.paused_until, by=place.paused_by, reason=place.pause_reason
-        )
+    paused, circuit = place_document(one.place).values()
+    if circuit["reason"]:
+        circuit["reason"] = rules.scrub(circuit["reason"])
     settings = {name: getattr(configured, name, None) for name in ("ordered", "max_attempts", "dead_letter")}
     return _made(
         schemas.DestinationDocument,
         one,
         rules,
-        **_counts(one.counts),
+        **counts_document(one.counts),
         **settings,
         sink=None if configured is None else show.place(configured.sink),
         retrying=one.counts.retrying,
-        paused=paused,
-        circuit=circuit,
+        paused=paused and schemas.PauseDocument(**paused),
+        circuit=schemas.CircuitDocument(**circuit),
     )
 
 

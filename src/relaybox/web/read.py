@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
 from uuid import UUID
@@ -15,7 +15,7 @@ import msgspec
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
-from relaybox.core.values import parse_duration
+from relaybox.core.values import parse_moment
 from relaybox.errors import ConfigError, did_you_mean, shorten
 from relaybox.stores.ledger import Filter
 from relaybox.web.problems import Problem, invalid
@@ -119,12 +119,9 @@ def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | 
         return None
     # A plus sign that was not encoded arrives as a space.
     text = _MEANT_PLUS.sub(r"\1+\2", text)
-    found = parsed(datetime.fromisoformat, text)
     try:
-        if found is None:
-            return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, parameter))
-        return (found if found.tzinfo is not None else found.replace(tzinfo=UTC)).astimezone(UTC)
-    except (ConfigError, OverflowError, ValueError):
+        return parse_moment(text, parameter, direction)
+    except ConfigError:
         fix = "write a time such as 2026-01-31T12:00:00Z, or a duration such as 30m, 1h or 7d"
         raise invalid(parameter, f"{shorten(text)} is neither a time nor a duration; {fix}") from None
 

@@ -6,13 +6,12 @@ import re
 from datetime import UTC, datetime
 from urllib.parse import quote
 
+from relaybox.core.text import largest
 from relaybox.core.values import mask_url
-from relaybox.stores.ledger import Counts
 
 NOTHING = "–"
 GAP = "\N{NO-BREAK SPACE}"
 
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
@@ -29,24 +28,12 @@ def compact(value: float) -> str:
     return f"{value:.3g}"
 
 
-def counted(counts: Counts, *names: str) -> str:
-    """How many are in these states together; ``+`` where the count stopped early."""
-    total = sum(getattr(counts, name) for name in names)
-    return f"{total:,}{'+' if counts.capped.intersection(names) else ''}"
-
-
-def plural(count: int, noun: str) -> str:
-    """A number and its noun."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
-
-
 def duration(seconds: float | None) -> str:
     """One number and its unit, such as ``3 min``."""
     if seconds is None:
         return NOTHING
-    whole = max(0, int(seconds))
-    size, unit = next((unit for unit in _UNITS if whole >= unit[0]), _UNITS[-1])
-    return f"{whole // size}{GAP}{unit}"
+    count, unit = largest(seconds)
+    return f"{count}{GAP}{unit}"
 
 
 def lag(seconds: float | None) -> str:

@@ -16,6 +16,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
+from relaybox.core.text import plural
+from relaybox.operate.documents import counted
 from relaybox.web import show
 from relaybox.web.security import keep_form_token, prefix, set_cookie
 
@@ -153,7 +155,7 @@ def _environment() -> Environment:
     )
     environment.filters.update({name: getattr(show, name) for name in FILTERS})
     environment.globals.update(
-        ago=show.ago, counted=show.counted, plural=show.plural, version_of=version_of, nothing=show.NOTHING
+        ago=show.ago, counted=counted, plural=plural, version_of=version_of, nothing=show.NOTHING
     )
     return environment
 

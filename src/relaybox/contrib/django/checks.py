@@ -192,10 +192,10 @@ def _schedule(celery: Any) -> Iterator[CheckMessage]:
 
 
 def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
-    from relaybox.cli.application import check_address, check_secrets, check_sink
+    from relaybox.cli.application import check_address, check_sink
 
     try:
-        check_secrets(destination)
+        destination.check_secrets()
     except ConfigError as error:
         # Not an error: only the process that delivers needs it, and this may be another.
         yield Warning(str(error), hint=SECRET, id="relaybox.W001")

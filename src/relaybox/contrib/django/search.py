@@ -11,7 +11,6 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from functools import partial
-from itertools import pairwise
 from typing import Any, TypeVar
 
 from django.core.exceptions import FieldDoesNotExist, ValidationError
@@ -33,18 +32,8 @@ from relaybox.database.transactions import REPEATABLE_READ, lock_file, lock_tabl
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.outbox import Outbox
-from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, as_id, as_key
-from relaybox.search.transactions import (
-    HURRIED,
-    PATIENT,
-    PAUSE,
-    TRIES,
-    Busy,
-    Found,
-    Portion,
-    by_parts,
-    is_passing,
-)
+from relaybox.search.source import Also, Calls, Item, Repairs, Source, as_key, find_items
+from relaybox.search.transactions import HURRIED, PATIENT, Found, Portion, emit_all, patiently
 
 T = TypeVar("T")
 
@@ -108,15 +97,14 @@ class QuerySetRows:
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
         """Read these locked, and emit; the missing ones cannot be created before the commit."""
-        there = await self.existing(ids)
 
         def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
             return self._call(partial(self._emit_found, ids, calls, wait), wait)
 
-        found = await by_parts([id_ for id_ in ids if id_ in there], work)
-        missing = [id_ for id_ in ids if id_ not in there or id_ in found.gone]
-        more = await self._call(partial(self._emit_missing, missing, calls)) if missing else 0
-        return found.emitted + more
+        def fence(missing: Sequence[str]) -> Awaitable[int]:
+            return self._call(partial(self._emit_missing, missing, calls))
+
+        return await emit_all(self, ids, work, fence)
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of those that exist, without locks."""
@@ -128,27 +116,16 @@ class QuerySetRows:
         await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
 
     async def _call(self, work: Callable[[], T], wait: float = PATIENT) -> T:
-        """Call it in the thread, again if a lock was not free in time. Raise ``Busy``."""
-        loop = asyncio.get_running_loop()
-        tries = TRIES if wait == PATIENT else 1
-        for attempt in range(tries):
-            try:
-                return await loop.run_in_executor(self._thread, work)
-            except Error as error:
-                beneath = driver_error(error)
-                if not is_passing(beneath):
-                    await loop.run_in_executor(self._thread, self._drop_broken)
-                    raise refusal(beneath) from error
-                if attempt == tries - 1:
-                    raise Busy("rows, or the table,", beneath) from error
-            await asyncio.sleep(PAUSE * 2**attempt)
-        raise AssertionError("unreachable")
+        """Call it in the thread, patiently (see there)."""
+        run = partial(asyncio.get_running_loop().run_in_executor, self._thread)
+        try:
+            return await patiently("rows, or the table,", wait, lambda: run(work), Error, driver_error)
+        except Error as error:
+            await run(lambda: connection_of(self._using).close_if_unusable_or_obsolete())
+            raise refusal(driver_error(error)) from error
 
     def _read(self, after: Any, size: int) -> Sequence[Item]:
         return self._items(self._after(after)[:size])
-
-    def _drop_broken(self) -> None:
-        connection_of(self._using).close_if_unusable_or_obsolete()
 
     def _emit_after(
         self, after: Any, size: int, calls: Calls, also: Also | None, wait: float
@@ -221,25 +198,20 @@ class QuerySetRows:
         # A subclass's rows lie in several tables, which are all locked.
         list(rows.order_by(self._id).select_for_update(no_key=no_key).only(self._id))
 
-    def _by_ids(self, ids: Sequence[str], *, lock: bool) -> list[Item]:
-        wanted = list(self._values(ids))
-        items: list[Item] = []
-        for start in range(0, len(wanted), AT_ONCE):
-            part = wanted[start : start + AT_ONCE]
+    def _by_ids(self, ids: Sequence[str], *, lock: bool) -> Sequence[Item]:
+        def read(part: Sequence[Any]) -> Sequence[Item]:
             if lock:
                 self._lock(part)
-            items += self._of(part)
-        return [item for item in items if item.id in set(ids)]
+            return self._of(part)
 
-    def _values(self, ids: Iterable[str]) -> Iterable[Any]:
-        """Yield the ids as the field's values; leave out those that it cannot hold."""
-        for id_ in dict.fromkeys(ids):
-            try:
-                value = self._field.to_python(id_)
-            except (ValidationError, ArithmeticError):
-                continue
-            if not isinstance(value, int) or -(2**63) <= value < 2**63:
-                yield value
+        return find_items(ids, self._value, read)
+
+    def _value(self, id_: str) -> Any:
+        """Return an id as the field's value. Raise ``ValueError`` if it cannot hold it."""
+        try:
+            return self._field.to_python(id_)
+        except ValidationError as error:
+            raise ValueError(str(error)) from error
 
     def _after(self, after: Any) -> Any:
         if after is None:
@@ -250,19 +222,12 @@ class QuerySetRows:
         return self._items(self._queryset.filter(**{f"{self._id}__in": ids}))
 
     def _items(self, things: Iterable[Any]) -> list[Item]:
-        items = [self._item(thing) for thing in things]
-        for one, next_ in pairwise(items):
-            if one.id == next_.id:
-                fix = "a document is one row: gather what is joined to it in a Subquery, or in document="
-                raise ConfigError(
-                    f"{self._source.told}: the QuerySet gives several rows of {one.id!r}; {fix}"
-                )
+        items = [self._source.item(thing, self._id_of(thing), _fields) for thing in things]
+        self._source.check_distinct(items, "QuerySet", "Subquery")
         return items
 
-    def _item(self, thing: Any) -> Item:
-        id_ = thing[self._id] if isinstance(thing, Mapping) else getattr(thing, self._id)
-        key = as_key(id_, self._source)
-        return Item(as_id(id_, key), self._source.payload(thing, id_, _fields), key)
+    def _id_of(self, thing: Any) -> Any:
+        return thing[self._id] if isinstance(thing, Mapping) else getattr(thing, self._id)
 
 
 def _fields(thing: Any) -> Mapping[str, Any]:

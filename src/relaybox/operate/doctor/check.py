@@ -130,8 +130,3 @@ def split_fix(text: str) -> tuple[str, str]:
     """Return what an error says, in one line, and the fix after its last semicolon."""
     seen, _, fix = " ".join(text.split()).rpartition("; ")
     return (seen, fix) if seen else (fix, "")
-
-
-def several(number: int, noun: str, more: str = "") -> str:
-    """Return a number with its noun: ``1 event``, ``2 events``, ``10,000+ events``."""
-    return f"1 {noun}" if number == 1 else f"{number:,}{more} {noun}s"

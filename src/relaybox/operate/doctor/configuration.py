@@ -13,7 +13,7 @@ from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.core.values import mask_url
 from relaybox.database.debezium import missing
-from relaybox.errors import ConfigError, RelayboxError
+from relaybox.errors import RelayboxError
 from relaybox.operate.doctor.check import Context, Finding, Results, Unseen, check, split_fix, typed
 from relaybox.sinks.open import handler_of, open_sink
 from relaybox.sinks.sink import describe
@@ -63,7 +63,7 @@ async def sinks(context: Context) -> Results:
 async def _sink(context: Context, destination: Destination) -> Finding | Unseen | None:
     name = destination.name
     try:
-        _check_secrets(destination)
+        destination.check_secrets()
         if destination.handed_over:
             return await _log(context.settings, destination)
         if destination.once:
@@ -84,16 +84,6 @@ async def _sink(context: Context, destination: Destination) -> Finding | Unseen 
         with suppress(Exception):
             async with asyncio.timeout(ANSWER_SECONDS):
                 await sink.close()
-
-
-def _check_secrets(destination: Destination) -> None:
-    for setting in ("secret", "auth"):
-        secret = getattr(destination, setting)
-        try:
-            if secret is not None:
-                secret.reveal()
-        except ConfigError as error:
-            raise ConfigError(f"{setting}: {error}") from None
 
 
 async def _log(settings: Settings, destination: Destination) -> Finding | None:

@@ -8,12 +8,14 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import fields
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Final
 from uuid import uuid4
 
 import sqlalchemy as sa
 
+from relaybox.core.text import at
 from relaybox.database.migrations import Outbox, quoted
 from relaybox.database.roles import CHANGE
 from relaybox.database.schema import MYSQL
@@ -332,13 +334,9 @@ async def clock(context: DatabaseContext) -> Results:
     yield Finding(
         level,
         f"this host's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the database's",
-        f"here it is {_utc(here)}, there {_utc(there.timestamp())}; {effect}",
+        f"here it is {at(datetime.fromtimestamp(here, UTC))}, there {at(there)}; {effect}",
         "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which",
     )
-
-
-def _utc(seconds: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(seconds))
 
 
 @check(needs="database", on=SERVERS)
@@ -396,13 +394,15 @@ async def vacuum(context: DatabaseContext) -> Results:
         yield Finding("error", f"{setting} is off on this server", detail, fix)
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
-    for name, options, live, dead, at in await context.ask(server.DEAD_ROWS, names=list(names.values())):
+    for name, options, live, dead, vacuumed in await context.ask(
+        server.DEAD_ROWS, names=list(names.values())
+    ):
         if _OFF_FOR_TABLE.intersection(options or ()):
             detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
             yield Finding("error", f"autovacuum is off for {name}", detail, fix)
         if dead and dead > DEAD and dead > live / 2:
-            when = "never" if at is None else f"last at {at:%Y-%m-%d %H:%M:%S %Z}"
+            when = "never" if vacuumed is None else f"last at {vacuumed:%Y-%m-%d %H:%M:%S %Z}"
             detail = f"beside {live:,} that live; it was vacuumed {when}"
             fix = f"VACUUM (ANALYZE) {names[name]};"
             yield Finding("warning", f"{name} has {dead:,} dead rows", detail, fix)

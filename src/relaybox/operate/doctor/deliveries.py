@@ -9,10 +9,11 @@ from importlib.metadata import version
 
 from relaybox.core.commands import Program
 from relaybox.core.settings import Destination, Settings
+from relaybox.core.text import at, plural
 from relaybox.errors import PayloadError
 from relaybox.operate.admin import DestinationStats
-from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, several, typed
-from relaybox.operate.why import at, is_alive
+from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, typed
+from relaybox.operate.why import is_alive, pause_end
 from relaybox.relay.upkeep.agreement import describe, differences
 from relaybox.stores.ledger import Content, Counts, Entry, Filter
 from relaybox.stores.sql.upkeep import SqlUpkeep
@@ -71,8 +72,8 @@ def _target(name: str, settings: Settings) -> str:
 def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
     place, counts, name = one.place, one.counts, one.name
     if place is not None and place.paused:
-        until = "somebody resumes it" if place.paused_until is None else at(place.paused_until)
-        detail = f"by {place.paused_by} until {until}: {place.pause_reason or 'no reason given'}"
+        reason = place.pause_reason or "no reason given"
+        detail = f"by {place.paused_by} until {pause_end(place)}: {reason}"
         yield Finding("info", f"destination {name!r} is paused", detail, typed("resume", name))
     elif place is not None and place.circuit != "closed":
         state = place.circuit.replace("_", "-")
@@ -81,11 +82,11 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
         yield Finding("warning", title, detail, typed("resume", name))
     if not counts.failed:
         return
-    failed = several(counts.failed, "event", "+" if "failed" in counts.capped else "")
+    failed = plural(counts.failed, "event", "+" if "failed" in counts.capped else "")
     retry = typed("retry", "--destination", name)
     if destination.ordered and destination.on_failed == "block" and counts.parked:
         title = f"{failed} failed for {name!r}, and what is behind in the order waits"
-        detail = f"behind them: {several(counts.parked, 'event')}; retry or discard lets them go on"
+        detail = f"behind them: {plural(counts.parked, 'event')}; retry or discard lets them go on"
         yield Finding("warning", title, detail, retry)
     else:
         title = f"{failed} failed for {name!r}"
@@ -107,7 +108,7 @@ async def payloads(context: DatabaseContext) -> Results:
                 wrong.setdefault((entry.destination, reason), []).append(entry)
     for (destination, reason), entries in wrong.items():
         ids = [str(entry.id) for entry in entries[:NAMED]]
-        title = f"{several(len(entries), 'event')} for {destination!r} cannot be decoded"
+        title = f"{plural(len(entries), 'event')} for {destination!r} cannot be decoded"
         detail = f"{reason}; of the newest {len(page.entries):,} that wait, such as {ids[0]}"
         yield Finding("error", title, detail, typed("discard", *ids, "--destination", destination))
 
@@ -135,7 +136,7 @@ async def relays(context: DatabaseContext) -> Results:
         oldest = max(one.counts.oldest_seconds or 0.0 for one in due)
         seen = f"the last was seen at {at(stats.relays[0].last_seen_at)}" if stats.relays else "none was seen"
         number = sum(one.counts.due for one in due)
-        title = f"no relay runs, and {several(number, 'event')} {'is' if number == 1 else 'are'} due"
+        title = f"no relay runs, and {plural(number, 'event')} {'is' if number == 1 else 'are'} due"
         detail = f"the oldest is {oldest:,.0f} s old; {seen}"
         yield Finding("error" if oldest >= LATE else "info", title, detail, typed("relay"))
     for problem in (await context.admin.health()).problems if alive else ():

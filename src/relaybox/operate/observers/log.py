@@ -19,6 +19,7 @@ from uuid import UUID
 from relaybox.core.commands import command
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Retried
+from relaybox.core.text import span
 from relaybox.errors import StoreError
 from relaybox.operate.observers.count import Count, Holds, Window
 from relaybox.relay.observer import Observer
@@ -275,23 +276,6 @@ class Spell:
         lasted, self._began = self._last - self._began, None
         self._told.clear()
         return lasted
-
-
-def span(seconds: float) -> str:
-    """Return a duration in two units at most: ``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``."""
-    if seconds < 0.9995:
-        return f"{max(seconds, 0.0) * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    parts = []
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s")):
-        whole, rest = divmod(rest, size)
-        if whole:
-            parts.append(f"{whole} {unit}")
-        elif parts:
-            break
-    return " ".join(parts[:2])
 
 
 def one_line(text: str) -> str:

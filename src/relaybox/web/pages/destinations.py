@@ -12,9 +12,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
+from relaybox.core.text import at, plural
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
+from relaybox.operate.documents import counted
 from relaybox.operate.health import Health as Flow
-from relaybox.operate.why import at, is_alive
+from relaybox.operate.why import is_alive, pause_end
 from relaybox.web import show
 from relaybox.web.charts import PERIODS, charts, chosen_period
 from relaybox.web.templating import error_page, page
@@ -33,6 +35,14 @@ class Health:
     held: bool = False
     paused: bool = False
 
+
+SIMPLE: Mapping[str, Health] = {
+    "debezium": Health("handed-over", "Debezium’s", "", "Debezium reads it from the database’s log."),
+    "no route": Health("unrouted", "unrouted", "warn", "No route takes these events: add one."),
+    "unknown": Health("unknown", "not configured", "warn", "No destination of this name is configured here."),
+    "ok": Health("healthy", "healthy", "good", "Nothing holds it up."),
+}
+"""The health of states that need no more words."""
 
 Row: TypeAlias = tuple[DestinationStats, Health, str]
 """A destination, its health, and where it leads."""
@@ -76,7 +86,7 @@ def _headline(flow: Flow, every: list[Row]) -> tuple[Mood, str]:
         return "bad", "Deliveries do not flow as they should."
     if troubled:
         verb = "needs" if len(troubled) == 1 else "need"
-        return "warn", f"{len(troubled)} of {show.plural(len(every), 'destination')} {verb} attention."
+        return "warn", f"{len(troubled)} of {plural(len(every), 'destination')} {verb} attention."
     if not every:
         return "", "Nothing is configured yet."
     return "good", "Everything flows." if len(every) == 1 else f"All {len(every)} destinations are healthy."
@@ -91,7 +101,7 @@ async def destinations(request: Request) -> Response:
     admin = request.state.admin
     every = rows(await admin.stats(), await admin.destinations())
     troubled = sum(health.mood in ("warn", "bad") for _, health, _ in every)
-    spoken = f"{troubled} of {show.plural(len(every), 'destination')} in trouble"
+    spoken = f"{troubled} of {plural(len(every), 'destination')} in trouble"
     return page(request, "destinations.html", rows=every, spoken=spoken)
 
 
@@ -148,28 +158,23 @@ def rows(stats: Stats, configured: Mapping[str, Destination]) -> list[Row]:
 
 
 def health(one: DestinationStats) -> Health:
-    """Return what ``why`` would name first."""
-    place = one.place
-    if place is not None and place.paused:
-        end = "until somebody resumes it" if place.paused_until is None else f"until {at(place.paused_until)}"
-        note = f"By {place.paused_by}, {end}: {place.pause_reason or 'no reason given'}"
+    """Return the destination's state in the words of pages."""
+    state, place, counts = one.state, one.place, one.counts
+    if state in SIMPLE:
+        return SIMPLE[state]
+    if state == "failing":
+        note = f"It delivers, but {counted(counts, 'failed')} failed for good."
+        return Health("failing", "has failures", "warn", note)
+    if state == "retrying":
+        return Health("retrying", "retrying", "", f"What is tried again next: {counts.retrying}")
+    assert place is not None
+    if state == "paused":
+        reason = place.pause_reason or "no reason given"
+        note = f"By {place.paused_by}, until {pause_end(place)}: {reason}"
         return Health("paused", "paused", "warn", note, held=True, paused=True)
-    if place is not None and place.circuit != "closed":
-        reason = place.circuit_reason or "no reason given"
-        if place.circuit == "half_open":
-            note = f"A probe is on its way. {reason}"
-            return Health("circuit-half-open", "circuit half-open", "warn", note, held=True)
-        probe = "" if place.circuit_until is None else f" The next probe comes at {at(place.circuit_until)}."
-        return Health("circuit-open", "circuit open", "bad", f"{reason}.{probe}", held=True)
-    if one.handed_over:
-        return Health("handed-over", "Debezium’s", "", "Debezium reads it from the database’s log.")
-    if not one.name:
-        return Health("unrouted", "unrouted", "warn", "No route takes these events: add one.")
-    if not one.configured:
-        return Health("unknown", "not configured", "warn", "No destination of this name is configured here.")
-    if one.counts.failed:
-        failed = show.counted(one.counts, "failed")
-        return Health("failing", "has failures", "warn", f"It delivers, but {failed} failed for good.")
-    if one.counts.retrying:
-        return Health("retrying", "retrying", "", f"What is tried again next: {one.counts.retrying}")
-    return Health("healthy", "healthy", "good", "Nothing holds it up.")
+    reason = place.circuit_reason or "no reason given"
+    if state == "circuit half-open":
+        note = f"A probe is on its way. {reason}"
+        return Health("circuit-half-open", state, "warn", note, held=True)
+    probe = "" if place.circuit_until is None else f" The next probe comes at {at(place.circuit_until)}."
+    return Health("circuit-open", state, "bad", f"{reason}.{probe}", held=True)

@@ -16,11 +16,12 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.text import at, plural
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Choice, Content, Entry, Filter, Page, State
-from relaybox.web import read, show
+from relaybox.web import read
 from relaybox.web.pages.destinations import Mood
 from relaybox.web.problems import Problem
 from relaybox.web.redact import HIDDEN, Rules, redacted_text
@@ -171,12 +172,12 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
     yield "Position", str(entry.position)
     yield "Attempts", f"{entry.attempts} of {entry.max_attempts}"
     if entry.crashes:
-        yield "Relays that died with it", str(entry.crashes)
+        yield "Times its relay died or was stopped", str(entry.crashes)
     if entry.ordering_key is not None:
         yield "Ordering key", entry.ordering_key
     if entry.lease_owner is not None:
         yield "Last held by", entry.lease_owner
-    yield "Updated", f"{show.spelled(entry.updated_at)} UTC"
+    yield "Updated", at(entry.updated_at)
 
 
 def _actions(entry: Entry) -> Iterator[tuple[str, str]]:
@@ -209,7 +210,7 @@ async def failures(request: Request) -> Response:
     chosen = request.query_params.get("destination") or None
     names = [name for name in await admin.names() if name]
     found = await admin.failures(chosen if chosen in names else None)
-    spoken = f"{show.plural(len(found.groups), 'group')} of failures"
+    spoken = f"{plural(len(found.groups), 'group')} of failures"
     return page(request, "failures.html", failures=found, names=names, chosen=chosen, spoken=spoken)
 
 

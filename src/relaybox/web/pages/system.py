@@ -15,6 +15,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Settings, mask_url
+from relaybox.core.text import plural
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive
@@ -38,7 +39,7 @@ async def operations(request: Request) -> Response:
         request,
         "operations.html",
         operations=[(one, told(one.details, request.app.rules), _progress(one)) for one in found],
-        spoken=f"{show.plural(running, 'operation')} running" if running else "No operation runs",
+        spoken=f"{plural(running, 'operation')} running" if running else "No operation runs",
     )
 
 
@@ -79,7 +80,7 @@ async def relays(request: Request) -> Response:
     shown = [
         (one, is_alive(one), one.leads_until is not None and one.leads_until > one.seen_at) for one in seen
     ]
-    spoken = f"{show.plural(sum(alive for _, alive, _ in shown), 'relay')} alive"
+    spoken = f"{plural(sum(alive for _, alive, _ in shown), 'relay')} alive"
     return page(request, "relays.html", relays=shown, spoken=spoken)
 
 
