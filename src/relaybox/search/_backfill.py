@@ -176,7 +176,6 @@ class _Work:
         return [Refused(item.id, made.reason, True)] if isinstance(made, Unwritable) else []
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
-        """Emit all pages, and record how it ended."""
         began_at = self.position.key
         if self.position.resumed:
             log.info("goes on after %r, with %s done", began_at, self.position.done)
@@ -316,7 +315,6 @@ class _Work:
             self.progress(Progress(self.position.done, self.position.skipped, self.total, waiting))
 
     async def _beat(self) -> None:
-        """Write heartbeats, and notice a cancellation."""
         while True:
             await asyncio.sleep(BEAT)
             try:

@@ -93,8 +93,6 @@ def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> 
 
 @dataclass(frozen=True, slots=True)
 class _OutboxState:
-    """The undelivered events of a document."""
-
     pending: bool = False
     failed: UUID | None = None
     blocked: bool = False
@@ -102,10 +100,7 @@ class _OutboxState:
 
 @dataclass
 class Comparison:
-    """One pass over a database and an index, which keeps ``examples`` of each kind of difference.
-
-    With a ``pace`` it repairs differences by events with these ``headers``.
-    """
+    """One pass over a database and an index; with a ``pace`` it repairs by events with these ``headers``."""
 
     workspace: Workspace
     pace: Pace | None

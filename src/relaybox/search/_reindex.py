@@ -102,10 +102,7 @@ def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Re
 async def alook(
     outbox: Outbox, destination: str, source: Any, *, index: str | None = None, like: str | None = None
 ) -> tuple[str, int | None]:
-    """Return the index that a reindex would build, and the number of documents to read, if known.
-
-    Raise ``ReindexFailed`` if it could not begin: the engine is unavailable, or the index does not exist.
-    """
+    """Return the index to build, and the number of documents if known. Raise ``ReindexFailed``."""
     async with open_workspace(outbox, destination, source, index, "application") as workspace:
         own, engine = workspace.index, workspace.engine
         with translated_errors(engine, ReindexFailed):
@@ -122,10 +119,7 @@ async def aabort(
     actor: str = "application",
     tell: Tell = silent,
 ) -> int:
-    """Stop a destination's running reindexes and remove what they leave; return their number.
-
-    ``dry_run``: only report what would be removed.
-    """
+    """Stop running reindexes and remove what they leave; return their number. ``dry_run`` only reports."""
     configured = destination_of(outbox, destination)
     engine = open_engine(configured)
     try:
@@ -197,7 +191,6 @@ class Build:
             raise ReindexFailed(str(error)) from error
 
     async def _begin(self) -> str:
-        """Create the new index; return its identity."""
         like = self.like or self.live
         await check_present(self._engine, self.live, like)
         await self._leftovers.clear()
@@ -240,7 +233,6 @@ class Build:
         await self._settle_differences(watch)
 
     async def _arrive(self, watch: BuildWatch) -> None:
-        """Wait until every event of the build has arrived."""
         told_at = time.monotonic()
         while True:
             try:
@@ -256,7 +248,6 @@ class Build:
         await watch.check_failed()
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
-        """Compare and repair until nothing differs."""
         pace, headers = Pace(self.rate, never), {INDEX_HEADER: self._name}
         give_up = time.monotonic() + self.patience
         rounds = 0

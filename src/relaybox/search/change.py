@@ -1,12 +1,4 @@
-"""Turn an event into the change of a document.
-
-| option | |
-|---|---|
-| ``actions`` | event-type pattern → ``index``, ``delete`` or ``ignore``; tried before ``DEFAULT_ACTIONS`` |
-| ``id_field`` | the document's field for the aggregate's id |
-| ``document`` | a function that makes the document from the event; None deletes it |
-| ``reread`` | call the function for every event, also deletes: it returns the newest state |
-"""
+"""Turn an event into the change of a document, by the options in ``docs/how-to/search.md``."""
 
 from __future__ import annotations
 
@@ -136,10 +128,7 @@ class Changes:
         return self._document is not None
 
     async def change_of(self, delivery: Delivery) -> Change | None:
-        """Return the change, or None if the event is ignored.
-
-        Raise ``Reject`` if the event does not say what to do, ``Retry`` if the function fails.
-        """
+        """Return the change, or None to ignore the event. Raise ``Reject``, ``Retry`` or ``Unavailable``."""
         action = self.action_of(delivery.event_type)
         if self._document is None or action == "ignore" or not (self.reread or action == "index"):
             return self.change_at_once(delivery)

@@ -96,10 +96,7 @@ class Checkpoint:
         return None if last is None or last[1] == "done" else self._position(last)
 
     def take(self, total: int | None, resume: bool) -> Steps[Position]:
-        """Take over an interrupted backfill or begin one; return its position.
-
-        Raise ``ConfigError`` if another process is running it.
-        """
+        """Resume an interrupted backfill, or begin one. Raise ``ConfigError`` if another process runs it."""
         name = self._identity["destination"]
         yield [self._own("ensure_destination", destination=name)]
         yield [self._notes("lock_destination", destination=name)]
@@ -211,6 +208,5 @@ def _text(details: Mapping[str, Any]) -> str:
 
 
 def _document(value: Any) -> dict[str, Any]:
-    """Return the JSON object, decoded if the driver returns text."""
     found = json.loads(value) if isinstance(value, str | bytes) else value
     return dict(found) if isinstance(found, Mapping) else {}

@@ -1,7 +1,4 @@
-"""The contract of a search engine: write changes of documents, and what rebuilding and comparing need.
-
-An engine does not retry. It answers, or raises ``Retry``, ``Reject`` or ``Unavailable``.
-"""
+"""The contract of a search engine. An engine never retries: it answers, or raises one of ``TROUBLE``."""
 
 from __future__ import annotations
 

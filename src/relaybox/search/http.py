@@ -43,7 +43,6 @@ class Reply(NamedTuple):
     body: bytes
     after: float | None
     where: str
-    """Its host and port."""
 
     @property
     def ok(self) -> bool:
@@ -82,8 +81,7 @@ class _Request(NamedTuple):
 class Client:
     """A client for the hosts of one engine; it connects on the first request.
 
-    ``bases`` are URLs such as ``http://127.0.0.1:7700``. Messages never show ``secrets``. ``timeout`` is for
-    one request, including its answer.
+    ``bases`` are like ``http://host:7700``; ``timeout`` includes the answer; messages never show ``secrets``.
     """
 
     def __init__(
@@ -117,9 +115,8 @@ class Client:
     ) -> Reply:
         """Return the answer, of any status; ``path`` starts with a slash and is percent-encoded.
 
-        A body of bytes is sent unchanged, any other as JSON. If a host is unreachable, ask the next one (of
-        ``bases``, if given). Raise ``Unreachable`` if none is reachable, and ``Unavailable`` if no answer
-        came.
+        A body of bytes is sent unchanged, any other as JSON. If a host is unreachable, ask the next (of
+        ``bases``, if given). Raise ``Unreachable`` if none is reachable, ``Unavailable`` if no answer came.
         """
         headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
         encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
@@ -245,7 +242,6 @@ def _where(base: str) -> str:
 
 
 def _message(body: bytes) -> str:
-    """Return the engine's error message, or the body if it has none."""
     text = body[:_CHUNK].decode("utf-8", "replace")
     try:
         said = json.decode(body)

@@ -1,8 +1,6 @@
 """Find the indexes to write: the live one, and the one being built to replace it.
 
-While ``NAME__building`` exists, every change goes to both. A send that starts more than ``LOOK`` seconds
-after its creation has seen it. Changes that were sent earlier were committed before the build reads the
-database.
+While ``NAME__building`` exists, every change goes to both; ``_reindex`` says why none is missed.
 """
 
 from __future__ import annotations

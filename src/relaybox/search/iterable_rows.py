@@ -125,14 +125,12 @@ class _Pass:
         self._sync: Any = documents
 
     async def next(self, size: int) -> Sequence[Item]:
-        """Return the next documents."""
         things = await self._things(size)
         items = [self._item(thing, self.position + number) for number, thing in enumerate(things, 1)]
         self.position += len(things)
         return items
 
     async def skip(self, count: int) -> None:
-        """Skip this many documents."""
         while self.position < count and (things := await self._things(min(AT_ONCE, count - self.position))):
             self.position += len(things)
 

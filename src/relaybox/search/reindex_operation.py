@@ -50,7 +50,6 @@ REFUSALS = 50
 """Refused events to read; some may be of an earlier index of the same name."""
 
 DISCARDED = 500
-"""Events to discard at a time."""
 
 SENDING = 30.0
 """Seconds beyond the destination's timeout to wait for events that are being sent."""
@@ -308,7 +307,6 @@ class BuildWatch:
         return None
 
     async def _check_blocked(self) -> None:
-        """Raise if a document's events wait behind one that failed."""
         block, ledger = self.building.destination.on_failed == "block", self._records.ledger
         waiting = await self._records.undelivered.waiting_for(self._destination, self._index, NAMED)
         for row in waiting:

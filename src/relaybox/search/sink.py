@@ -160,7 +160,6 @@ class SearchSink:
             units = [unit for unit in units if unit.failure is not None and unit.writes]
 
     async def _answers(self, deliveries: Sequence[Delivery], written: tuple[str, ...]) -> Sequence[Answer]:
-        """Write these deliveries, each of another document; return an answer for each."""
         made: Sequence[Change | Answer]
         if self._changes.waits:
             made = await asyncio.gather(*map(self._change_of, deliveries))
@@ -207,7 +206,6 @@ class SearchSink:
 
 
 def _alike(unit: Unit, batch: Sequence[Unit]) -> bool:
-    """True if the unit can share a request with the batch."""
     if not batch or unit.target is None or batch[0].target is None:
         return not batch or unit.target is batch[0].target
     return unit.target.index == batch[0].target.index
@@ -240,7 +238,6 @@ _QUOTED = f'"{INDEX_HEADER}"'
 
 
 def _named_index(delivery: Delivery) -> str | None:
-    """Return the one index that the event is for, by its header."""
     if _QUOTED not in delivery.headers:
         return None
     try:

@@ -27,7 +27,6 @@ FIX = "write where the application's Source is, such as --source shop.search:doc
 KINDS = "a select, a QuerySet, an iterable, a function that returns one of these, or a Source of it"
 
 AT_ONCE = 1_000
-"""Ids in one statement."""
 
 
 @dataclass(frozen=True)

@@ -114,10 +114,7 @@ class Transactions:
         self._statements: Statements | None = None
 
     async def run(self, kind: Kind, work: Callable[[sa.Connection], T], *, wait: float = PATIENT) -> T:
-        """Do the work, from the start again if a lock is not free in time. Raise ``Busy``.
-
-        There is only one try if ``wait`` is less than ``PATIENT``.
-        """
+        """Do the work; if ``wait`` is ``PATIENT``, retry while locks are not free. Raise ``Busy``."""
         tries = TRIES if wait == PATIENT else 1
         for attempt in range(tries):
             try:
@@ -191,6 +188,5 @@ def _open(url: sa.URL) -> AsyncEngine:
 
 
 def _beneath(error: sa.exc.DBAPIError) -> Exception:
-    """Return the driver's own exception."""
     causes = (getattr(error.orig, "__cause__", None), error.orig, error)
     return next(one for one in causes if isinstance(one, Exception))

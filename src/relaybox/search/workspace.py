@@ -164,7 +164,6 @@ def _event(
     data: bytes | None = None,
     encoding: str | None = None,
 ) -> Delivery:
-    """Return the event of a document as a relay would get it."""
     return Delivery(
         id=NIL,
         event_id=NIL,

@@ -1,19 +1,11 @@
 """Pack a delivery into the body, content type and headers that a receiver gets, and unpack the event.
 
-| ``format`` | body |
-|---|---|
-| ``json`` | ``{"id", "type", "timestamp", "aggregate_type", "aggregate_id", "data": payload}`` |
-| ``flat`` | ``{"id", "type", "aggregate_id", "timestamp", …payload}`` |
-| ``cloudevents`` | CloudEvents 1.0, structured |
-| ``payload`` | only the payload |
-| a function | its result for the ``Event``: bytes unchanged, anything else as JSON |
-
-A payload of bytes is sent as base64 in ``data_base64`` instead of ``data``; with ``payload`` it is the body.
-Stored JSON text is copied into the body without decoding it.
+``docs/how-to/receive.md`` shows the bodies. Bytes are sent as base64 in ``data_base64`` instead of ``data``;
+with ``payload`` they are the body. Stored JSON text is copied without decoding it.
 
 ``unpack`` recognizes the format by the content type and the fields of the body. Headers of a broker's message
 override the body; with ``payload`` they are the only source. A webhook has no such headers, so the type and
-the aggregate of a ``payload`` webhook are empty.
+aggregate of a ``payload`` webhook are empty.
 """
 
 from __future__ import annotations
@@ -52,7 +44,7 @@ class Envelope(NamedTuple):
 
 
 Pack: TypeAlias = Callable[[Delivery], Envelope]
-"""Return the envelope of a delivery; raise ``PayloadError`` if it cannot be written."""
+"""Returns the envelope of a delivery; raises ``PayloadError`` if it cannot be written."""
 
 
 def packer(format: Format | Callable[[Event], Any]) -> Pack:
@@ -103,10 +95,7 @@ def _json(delivery: Delivery) -> Envelope:
 
 
 def _flat(delivery: Delivery) -> Envelope:
-    """Put the payload's fields next to ours. Ours win, because receivers deduplicate by ``id``.
-
-    A payload that is not an object goes under ``data``.
-    """
+    """Put the payload's fields next to ours. Ours win, because receivers deduplicate by ``id``."""
     own = {
         "id": delivery.event_id,
         "type": delivery.event_type,
@@ -177,7 +166,6 @@ def _by_function(function: Callable[[Event], Any], delivery: Delivery) -> Envelo
 
 
 def _data(delivery: Delivery) -> tuple[Raw | UnsetType, bytes | UnsetType]:
-    """Return the stored payload, as JSON text or as bytes."""
     if delivery.payload_encoding == BINARY:
         return UNSET, delivery.payload_data or b""
     _check_encoding(delivery)
@@ -209,10 +197,7 @@ _MARKS = ("relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-
 
 
 def _headers(delivery: Delivery) -> dict[str, str]:
-    """Return a well-formed trace context, and the marks of a replay or a dead letter.
-
-    Other headers belong to the application; over a network they could pass for the sender's.
-    """
+    """Return the trace context and our marks; the application's headers could pass for the sender's."""
     if '"traceparent"' not in delivery.headers and '"relaybox-' not in delivery.headers:
         return {}
     try:
@@ -228,7 +213,6 @@ def _headers(delivery: Delivery) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """Return printable ASCII on one line, short enough for a header."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST_MARK]).strip()
 
 

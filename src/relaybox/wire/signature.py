@@ -2,12 +2,7 @@
 
 The signed content is ``webhook-id.webhook-timestamp.body``. The header ``webhook-signature`` holds one
 signature per secret, separated by spaces, so a secret can be replaced while receivers still hold the old one.
-
-| secret | signature |
-|---|---|
-| ``whsec_`` and base64 | ``v1``, HMAC-SHA256 |
-| any other text | ``v1``, with its bytes as the key |
-| ``whsk_`` and base64, an ed25519 private key | ``v1a``; receivers verify with ``whpk_`` and the public key |
+``docs/how-to/receive.md`` lists the kinds of secrets.
 """
 
 from __future__ import annotations
@@ -37,10 +32,7 @@ class Key(NamedTuple):
 
 
 def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
-    """Parse one or several secrets: a list, or text separated by spaces.
-
-    Raise ``ConfigError`` for a malformed secret, without showing it.
-    """
+    """Parse secrets: a list, or text separated by spaces. Raise ``ConfigError`` without showing any."""
     texts = secrets.split() if isinstance(secrets, str) else [text.strip() for text in secrets]
     if not texts or not all(texts):
         raise ConfigError("the secret is empty; write at least one")

@@ -69,10 +69,7 @@ def stored(headers: str) -> Context | None:
 
 
 def received(headers: Mapping[str, Any]) -> Context | None:
-    """Return the emitter's context from an event's headers, on top of the current context.
-
-    Return ``None`` if there is no context, or a span of the same trace is already current.
-    """
+    """Return the current context plus the emitter's span; ``None`` if absent, or its trace is current."""
     if "traceparent" not in headers or _API not in sys.modules:
         return None
     from opentelemetry.context import get_current
@@ -104,11 +101,7 @@ def attached(context: Context | None) -> Iterator[None]:
 
 @contextmanager
 def processing(event: Event, consumer: str) -> Iterator[None]:
-    """Run the handlers of a received event in a span of the emitter's trace.
-
-    Without a traceparent there is no span. Without an SDK the span records nothing, but the emitter's context
-    is still current.
-    """
+    """Run handlers in a span of the emitter's trace; without an SDK, only its context becomes current."""
     if "traceparent" not in event.headers or _API not in sys.modules:
         yield
         return

@@ -1,10 +1,6 @@
 """Read an Algolia application, its hosts and its key from a destination's URL and options.
 
-| option | |
-|---|---|
-| ``host`` | a server instead of Algolia's, as host:port; several with commas |
-| ``tls`` | whether to use TLS with that server (true by default) |
-| ``version_field`` | the attribute for a record's version, which guards it against older writes |
+``host`` names servers instead of Algolia's, as host:port, several with commas; ``tls`` is for those.
 """
 
 from __future__ import annotations

@@ -266,7 +266,6 @@ class AlgoliaEngine:
         asked: Mapping[str, Any] | None,
         seconds: float | None = None,
     ) -> None:
-        """Send a request that makes a task, and wait until that is published."""
         reply = await self._ask(method, _path(index, path), asked)
         if not reply.ok:
             raise self._failed(reply)
@@ -274,7 +273,6 @@ class AlgoliaEngine:
         await self._published(index, _task_of(reply), end)
 
     async def _user_data(self, index: str) -> Mapping[str, Any] | None:
-        """Return ``userData`` of an index's settings, or None if the index does not exist."""
         # Not from the hosts for reads, which may lag: a relay that misses a new build would lose changes to
         # it.
         reply = await self._ask("GET", _path(index, "/settings"))
@@ -346,7 +344,6 @@ def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
 
 
 def _object_of(reply: Reply) -> Mapping[str, Any]:
-    """Return the answer's JSON object. Raise ``Unavailable`` if it is something else."""
     answer = reply.json()
     if not isinstance(answer, dict):
         raise Unavailable(f"{reply.where} answered in another way than Algolia does")

@@ -29,7 +29,6 @@ from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 
 PORT = 7700
 PAGE = 1000
-"""Documents in an answer."""
 AT_ONCE = 8
 """Requests at a time for one write."""
 KNOWN = 10_000
@@ -333,7 +332,6 @@ def _of_some(reply: Reply) -> Error:
 
 
 def _encode(change: Change) -> bytes:
-    """Encode the document, or the id to delete. Raise ``Reject`` if no server takes it."""
     if not _is_id(change.id):
         raise Reject(
             f"{shorten(change.id)} is no id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
@@ -350,7 +348,6 @@ def _is_id(text: str) -> bool:
 
 
 def _path(index: str) -> str:
-    """Return the path of an index. Raise ``Reject`` if its name is not valid."""
     if not _NAME.fullmatch(index):
         raise Reject(
             f"{shorten(index)} is no index for Meilisearch: it takes letters a-z A-Z, digits, - and _"

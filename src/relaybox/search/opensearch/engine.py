@@ -135,7 +135,7 @@ class OpenSearchEngine:
     async def create(self, name: str, *, like: str | None = None) -> None:
         """Create an empty index with the mappings and settings of ``like``, and an alias ``name`` for it.
 
-        If it exists, leave it as it is; with ``like``, raise ``Unavailable``.
+        An existing one is left alone; with ``like``, raise ``Unavailable``.
         """
         if await self._look([name]):
             if like is None:
@@ -241,7 +241,6 @@ class OpenSearchEngine:
         await self._client.close()
 
     async def _bulk(self, index: str, part: Sequence[Item]) -> dict[int, Answer]:
-        """Send the items in one request, or in halves if it is too large."""
         params = {}
         guard = b""
         if index in self._aliases:
@@ -290,7 +289,6 @@ class OpenSearchEngine:
         return found
 
     def _only(self, found: Mapping[str, Mapping[str, _Index]], name: str) -> str:
-        """Return the one concrete index behind a name. Raise ``Unavailable`` if there is not exactly one."""
         match list(found.get(name, ())):
             case [concrete]:
                 return concrete
@@ -373,7 +371,6 @@ def _login(address: Address, destination: Destination) -> dict[str, str]:
 
 
 def _path(name: str) -> str:
-    """Return a name for a URL path. Raise ``Reject`` if it is not a valid index name."""
     if _NO_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         raise Reject(f"no index of OpenSearch can be called {name!r}")
     return quote(name, safe="")
