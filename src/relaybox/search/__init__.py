@@ -1,6 +1,6 @@
 """Keep a search index in step with a database: backfill, reindex, reconcile.
 
-Names load on first use, because a relay imports only the engines below this package.
+Names load on first use: a relay imports the engines, and none of this.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Compare a database with a search index, and repair differences through the outbox.
 
-Read the database page by page and get those documents from the index; then scan the ids of the index and ask
+Read the database page by page and get those documents from the index. Then scan the ids of the index and ask
 the database for them. Nothing is locked, so each difference is checked again: database, outbox, index,
 database, in this order. If the outbox has nothing under way for a document, the index has everything
 committed before. So the index is wrong if it differs from a row that was the same before and after.

@@ -1,4 +1,4 @@
-"""The contract of a search engine. An engine never retries: it answers, or raises one of ``TROUBLE``."""
+"""The contract of a search engine. It answers or raises one of ``TROUBLE``; retries are up to the relay."""
 
 from __future__ import annotations
 

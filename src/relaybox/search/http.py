@@ -1,7 +1,7 @@
 """Talk HTTP to a search engine: one session for all its hosts.
 
 Redirects, cookies and the environment's proxies are ignored. If the server had closed a reused connection,
-the request is sent once more on a new one; every write of an engine may be repeated.
+the request is sent once more on a new one. Every write of an engine may be repeated.
 """
 
 from __future__ import annotations

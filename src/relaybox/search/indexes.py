@@ -30,7 +30,7 @@ log = logging.getLogger("relaybox.search")
 
 
 class Spoilt(Retry):
-    """A change that the build index refused; that index was dropped, so the next try does not meet it."""
+    """A change that the build index refused; that index was dropped, so the next try can succeed."""
 
 
 class Seen(NamedTuple):
@@ -176,7 +176,7 @@ class Indexes:
 
 
 def given_up(building: str) -> str:
-    """Return the beginning of the error of events that made a build index unusable; the reason follows."""
+    """Return the error of events that caused a build index to be dropped, up to the reason."""
     return f"it cannot be written to the index {building!r}, which is dropped: "
 
 

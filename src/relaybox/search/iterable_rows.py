@@ -1,7 +1,7 @@
 """Read documents from an iterable, page by page.
 
 Nothing locks them: changes that the application makes meanwhile may be overwritten. The key of a page is the
-number of documents read so far; to resume, that many are skipped, so the order must be the same.
+number of documents read so far. To resume, that many are skipped, so the order must be the same.
 """
 
 from __future__ import annotations

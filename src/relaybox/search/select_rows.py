@@ -119,7 +119,7 @@ class SelectRows:
         return self._transactions.emit(connection, calls(items, [id_ for id_ in ids if id_ not in there]))
 
     def _page(self, after: Any, size: int, connection: sa.Connection, lock: bool = False) -> Sequence[Item]:
-        """Return the next documents by id. If no row that was found is left, go on behind them."""
+        """Return the next documents by id. If a whole page is gone by the second read, go on after it."""
         shape = self._shape
         bound = None if after is None else from_key(after, shape.kind)
         first = shape.ids(lock=lock).limit(size)

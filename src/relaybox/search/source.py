@@ -1,7 +1,7 @@
 """Sources of an index's documents: how an application names one, and what an open one can do.
 
 A live writer changes its row before it emits. Rows stay locked from the read until their events commit, so
-our event and the writer's are in the order of the states that they carry.
+our event and the writer's have the order of the states they carry.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Kind: TypeAlias = Literal["read", "write", "fence"]
-"""``write`` locks rows; ``fence`` also locks the gaps between them."""
+"""``write`` locks rows; ``fence`` also keeps others from creating rows between them."""
 
 HURRIED = 0.2
 """Seconds to wait while holding other locks; shorter than PostgreSQL's deadlock check."""

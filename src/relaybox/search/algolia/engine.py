@@ -273,8 +273,7 @@ class AlgoliaEngine:
         await self._published(index, _task_of(reply), end)
 
     async def _user_data(self, index: str) -> Mapping[str, Any] | None:
-        # Not from the hosts for reads, which may lag: a relay that misses a new build would lose changes to
-        # it.
+        # Not from the hosts for reads, which may lag: a relay must see a new build, or it misses changes.
         reply = await self._ask("GET", _path(index, "/settings"))
         if reply.status == 404 or (reply.status == 403 and index.endswith(BUILDING)):
             # A key for the live index alone does not see a build index, and cannot build one either.

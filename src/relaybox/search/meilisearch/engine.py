@@ -189,7 +189,6 @@ class MeilisearchEngine:
             answer, error = await self._send(index, items, end)
             divides = error.code == "payload_too_large" or error.may_be_of_document
             if isinstance(answer, Reject | Retry) and len(items) > 1 and divides:
-                # Answer the document that the error names, and send the others in halves.
                 named = _NAMED.search(error.message)
                 guilty = {item.at for item in items if named and item.id == named[1]}
                 answers.update(dict.fromkeys(guilty, answer))
@@ -277,7 +276,7 @@ class MeilisearchEngine:
         return index
 
     async def _swap(self, live: str, fresh: str) -> None:
-        """Swap the two exactly once, even if the answer is lost: a second swap would undo it."""
+        """Swap the two. Check the effect before another try, because a second swap would undo the first."""
         wanted = (await self.present([fresh])).get(fresh)
         if wanted is None:
             raise Unavailable(f"the index {fresh!r} does not exist on {self.where}")
@@ -287,7 +286,7 @@ class MeilisearchEngine:
                 await self._do("POST", "/swap-indexes", [{"indexes": [live, fresh]}])
             except (Retry, Unavailable) as error:
                 trouble = Unavailable(error.reason)
-                # Wait for swaps that are under way.
+                # A swap may still be under way although its answer was lost.
                 asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
                 for task in (await self._json("GET", "/tasks", params=asked))["results"]:
                     await self._tasks.finished(task["uid"], self._end())

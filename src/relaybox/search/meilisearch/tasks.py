@@ -1,7 +1,4 @@
-"""Wait for Meilisearch's tasks: what it accepts is only queued, and done when its task has succeeded.
-
-One poller asks about all awaited tasks in one request.
-"""
+"""Wait for Meilisearch's tasks. A request only queues a task; one poller asks about all awaited tasks."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
 """OpenSearch: changes go in bulk requests, with an answer for each.
 
 Relaybox creates a concrete index, such as ``documents-000001``, and an alias ``documents``, so a rebuilt
-index replaces it in one request. A concrete index called ``documents`` works too; the first rebuild replaces
-it by an alias.
+index replaces it in one request. A concrete index called ``documents`` works too, until the first rebuild
+replaces it by an alias.
 
 A write to an alias never creates an index. Without an alias, each write first checks that the index exists.
-If it is deleted in that moment, the server creates it again with mappings of its own, unless
+If it is deleted in that moment, the server creates it again with its own mappings, unless
 ``action.auto_create_index`` forbids that.
 
-A search finds a change after the next refresh: within ``index.refresh_interval``, one second by default. If
-nobody searched for 30 seconds, the next search refreshes. With the option ``refresh`` a change is delivered
-only when a search finds it; that is not for an index with an interval of -1.
+A search finds a change after the next refresh (``index.refresh_interval``, one second by default). If nobody
+searched for 30 seconds, the next search refreshes. The option ``refresh`` delivers a change only when a
+search finds it; it is not for an interval of -1.
 """
 
 from __future__ import annotations
@@ -44,7 +44,6 @@ MOST = 1000
 LARGEST_BODY = 10_000_000
 """Bytes of a request with several changes; a server takes 100 MB by default."""
 PAGE = 5000
-"""Ids in a page of ``scan``."""
 MOST_GOT = 500
 """Documents that ``get`` asks for in one request."""
 SCROLL = "5m"
@@ -344,7 +343,7 @@ class OpenSearchEngine:
         return answer
 
     def _refused(self, reply: Reply) -> Retry | Unavailable:
-        """Return the outcome of a failed request as a whole: no document is at fault."""
+        """Return why a whole request failed; never ``Reject``, because no document is at fault."""
         failure = self._client.failed(reply)
         return Unavailable(failure.reason) if isinstance(failure, Reject) else failure
 
