@@ -1,6 +1,6 @@
 """Keep a search index in step with a database: backfill, reindex, reconcile.
 
-The names load on first use: a relay imports the engines below this package, and none of this.
+Names load on first use: a relay imports the engines, and none of this.
 """
 
 from __future__ import annotations

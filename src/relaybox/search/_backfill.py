@@ -1,7 +1,7 @@
-"""Backfill: emit an event of every document that exists, to one destination, beside the live ones.
+"""Emit an event for every existing document to one destination, next to the live events.
 
-Each page is one transaction: its rows are read and locked, their events written, and the position. A process
-that dies leaves whole pages behind, and the next one goes on after the last.
+Each page is one transaction: it locks and reads rows, writes their events, and writes the position. A process
+that dies leaves whole pages, and the next one resumes after the last.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 BEAT = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between heartbeats."""
 
 TRIES = 6
 PAUSE = 0.5
 """Seconds after the first failure of the database, doubled after each further one."""
 
 LISTED = 20
-"""Refused documents that are named; a dry run looks for no more."""
+"""Refused documents to name; a dry run looks for no more."""
 
 STOPPED = "it was interrupted; start it again, and it goes on where it was"
 
@@ -62,17 +62,17 @@ async def abackfill(
     stop: Callable[[], bool] = never,
     actor: str = "application",
 ) -> Backfilled:
-    """Emit an event of every document of the source, to this destination alone.
+    """Emit an event for every document of the source, to this destination only.
 
-    - ``rate``: at most so many a second. ``batch``: so many in one transaction.
-    - ``max_pending``: wait while more deliveries than that wait at the destination; None: never.
-    - ``index``: for a search destination, the one index that is written to.
-    - ``dry_run``: write nothing; count, and see what becomes of the first page.
-    - ``resume``: go on with one that was interrupted; False starts from the beginning.
-    - ``stop`` is asked between two pages; ``progress`` is called after each.
+    - ``rate``: at most this many events a second. ``batch``: documents in one transaction.
+    - ``max_pending``: wait while more deliveries are pending for the destination; None never waits.
+    - ``index``: the only index to write, for a search destination.
+    - ``dry_run``: write nothing; count the documents, and check the first page.
+    - ``resume``: go on with an interrupted backfill; False starts from the beginning.
+    - ``stop`` is asked between pages; ``progress`` is called after each page.
 
-    A document that cannot be an event is skipped, and named in the result. Raise ``ConfigError`` if the
-    source or the destination is wrong, or another process is at the same backfill.
+    Documents that cannot become events are skipped, and named in the result. Raise ``ConfigError`` if the
+    source or the destination is wrong, or another process runs the same backfill.
     """
     source, target = as_source(source), destination_of(outbox, destination)
     if batch < 1:
@@ -98,7 +98,7 @@ async def abackfill(
 
 
 def backfill(outbox: Outbox, destination: str, source: Source, **options: Any) -> Backfilled:
-    """``abackfill``, from synchronous code."""
+    """Run ``abackfill`` from synchronous code."""
     return run(abackfill(outbox, destination, source, **options))
 
 
@@ -109,7 +109,7 @@ _UNLOCKED = (
 
 
 async def _count(rows: Rows) -> int | None:
-    """Return the number of documents, for progress only: a table may be too large to count in time."""
+    """Return the number of documents, or None if counting fails: it is only for progress."""
     try:
         return await rows.count()
     except NoTables:
@@ -121,8 +121,6 @@ async def _count(rows: Rows) -> int | None:
 
 @dataclass
 class _Work:
-    """A backfill that is under way, or rehearsed."""
-
     builder: RowBuilder
     rows: Rows
     checkpoint: Checkpoint
@@ -135,13 +133,13 @@ class _Work:
     """The position after the page that is being written."""
     page: Sequence[Item] = ()
     bad: dict[str, str] = field(default_factory=dict)
-    """Documents of that page that cannot be events, and why."""
+    """Documents of that page that cannot become events, and why."""
     refused: list[Refused] = field(default_factory=list)
     refusals: int = 0
     lost: Lost | None = None
 
     async def rehearse(self, earlier: Position | None, size: int) -> Backfilled:
-        """Count, and see what becomes of the first page; ``earlier`` was interrupted there."""
+        """Count the documents, and check the first page after the ``earlier`` position."""
         done, skipped, after = 0, 0, None
         if earlier is not None and earlier.key is not None:
             done, skipped, after = earlier.done, earlier.skipped, earlier.key
@@ -165,7 +163,7 @@ class _Work:
         return self._with_refused(rehearsed)
 
     async def _refusal(self, item: Item, changes: Changes | None) -> Sequence[Refused]:
-        """Tell whether it cannot be an event, or a search destination cannot make a document of it."""
+        """Return why the item cannot become an event, or a document of a search destination."""
         try:
             self.builder.build(self._call(item), self.checkpoint.dialect)
             if changes is None:
@@ -178,7 +176,6 @@ class _Work:
         return [Refused(item.id, made.reason, True)] if isinstance(made, Unwritable) else []
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
-        """Go through all pages, and put on record how it ended."""
         began_at = self.position.key
         if self.position.resumed:
             log.info("goes on after %r, with %s done", began_at, self.position.done)
@@ -195,7 +192,7 @@ class _Work:
         except Lost:
             raise
         except asyncio.CancelledError:
-            # The first of its class ends what is awaited; this may still take a moment.
+            # Shielded, so that a second cancellation does not interrupt it.
             await asyncio.shield(self._end("cancelled", STOPPED))
             raise
         except BaseException as error:
@@ -210,7 +207,7 @@ class _Work:
         return replace(result, refused=tuple(self.refused), refusals=self.refusals, by_id=by_id)
 
     async def _pages(self, pace: Pace, batch: int, max_pending: int | None) -> bool:
-        """Emit pages, with signs of life; return whether it stopped before the last."""
+        """Emit pages, with heartbeats; return True if stopped before the last page."""
         beating = asyncio.create_task(self._beat())
         size = pace.size(batch)
         try:
@@ -227,7 +224,7 @@ class _Work:
                 await beating
 
     async def _emit(self, size: int) -> bool:
-        """Emit a page, if there is one. After an error the database says how far it is."""
+        """Emit the next page, if there is one; after an error, read the position from the database first."""
         for attempt in range(TRIES):
             if self.lost is not None:
                 raise self.lost
@@ -260,7 +257,7 @@ class _Work:
         return bool(page)
 
     def _also(self, statements: Statements, items: Sequence[Item]) -> Steps[Sequence[Item]]:
-        """In the page's transaction: choose the documents that get events, and write the next position."""
+        """Choose the documents that get events, and write the next position, in the page's transaction."""
         position = self.position
         kept = [item for item in items if item.id not in self.bad]
         if not self.rows.guarded and kept:
@@ -281,12 +278,11 @@ class _Work:
         return [self._call(item) for item in items]
 
     def _call(self, item: Item) -> Call:
-        """Make the event of a document."""
         types = self.rows.aggregate_type, item.id, self.rows.event_type
         return Call(*types, item.payload, headers=self.headers, destinations=[self.target.name])
 
     def _find_bad(self) -> bool:
-        """Find the documents of the page that are refused; return whether there are more than known."""
+        """Find documents of the page that cannot become events; return True if any is new."""
         known = len(self.bad)
         for item in self.page:
             try:
@@ -296,7 +292,7 @@ class _Work:
         return len(self.bad) > known
 
     async def _room(self, pace: Pace, max_pending: int | None) -> bool:
-        """Wait until few enough deliveries wait at the destination; return whether to go on."""
+        """Wait until few enough deliveries are pending; return False if stopped."""
         while max_pending is not None:
             try:
                 pending = self.checkpoint.pending
@@ -319,7 +315,6 @@ class _Work:
             self.progress(Progress(self.position.done, self.position.skipped, self.total, waiting))
 
     async def _beat(self) -> None:
-        """Give signs of life, and learn whether somebody cancelled it."""
         while True:
             await asyncio.sleep(BEAT)
             try:
@@ -337,5 +332,5 @@ class _Work:
         try:
             await self.checkpoint.run(self.checkpoint.end, self.position, state, error, persist=True)
         except StoreError as trouble:
-            # It will show as stalled, and can be gone on with all the same.
+            # It shows as stalled, and can still be resumed.
             log.warning("the backfill cannot say how it ended: %s", trouble)

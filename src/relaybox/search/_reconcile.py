@@ -1,10 +1,9 @@
-"""Compare a database and a search index, and have what differs written again, through the outbox.
+"""Compare a database with a search index, and repair differences through the outbox.
 
-The database is read page by page, and the index asked for the documents of each page; then the ids of the
-index are read, and the database asked which of them it has. Nothing is locked meanwhile, so a difference is
-looked at once more before it counts: the database, the outbox, the index and the database again, in this
-order. If nothing of the document is under way in the outbox, everything that was committed before is in the
-index; so an index that then differs from a row that was the same before and after is wrong.
+Read the database page by page and get those documents from the index. Then scan the ids of the index and ask
+the database for them. Nothing is locked, so each difference is checked again: database, outbox, index,
+database, in this order. If the outbox has nothing under way for a document, the index has everything
+committed before. So the index is wrong if it differs from a row that was the same before and after.
 """
 
 from __future__ import annotations
@@ -36,16 +35,15 @@ if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 PAGE = 500
-"""Documents that are compared, or repaired, at a time."""
+"""Documents to compare or repair at a time."""
 
 MANY = 10_000
-"""The same for an iterable: to ask it for some documents is to read all of them."""
+"""The same for an iterable, which must be read as a whole to find any document."""
 
 REPAIR = {"relaybox-repair": "reconcile"}
-"""The header of an event that repairs."""
 
 _EXACT = 2**53
-"""Below it a float holds every whole number; an engine that knows only floats rounds larger ones."""
+"""Floats hold every integer below this; an engine that only knows floats rounds larger ones."""
 
 
 async def areconcile(
@@ -65,11 +63,12 @@ async def areconcile(
 ) -> Reconciled:
     """Compare the documents of a source with the index of a destination.
 
-    With ``repair`` an event is emitted for each difference, to this destination only: at most ``rate`` a
-    second, of the row as it is in that transaction. ``index`` is for a destination that has several.
-    ``examples`` is how many differences of each kind are listed. If the source has no documents at all, a
-    repair is refused with ``ConfigError``, unless ``allow_empty``: it would delete every document of the
-    index. ``dry_run``: as with ``repair``, but nothing is emitted.
+    - ``repair``: emit an event with the current row for each difference, to this destination only.
+    - ``rate``: at most this many events a second. ``dry_run``: as with ``repair``, but emit nothing.
+    - ``index``: the index to compare, if the destination has several.
+    - ``examples``: how many differences of each kind to list.
+    - ``allow_empty``: allow a repair from a source without documents, which deletes the whole index. Without
+      it such a repair raises ``ConfigError``.
     """
     pace = Pace(rate, stop)
     async with open_workspace(outbox, destination, source, index, actor) as workspace:
@@ -88,14 +87,12 @@ async def areconcile(
 
 
 def reconcile(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reconciled:
-    """``areconcile``, from synchronous code."""
+    """Run ``areconcile`` from synchronous code."""
     return run(areconcile(outbox, destination, source, **options))
 
 
 @dataclass(frozen=True, slots=True)
 class _OutboxState:
-    """What the outbox has of a document that was not delivered."""
-
     pending: bool = False
     failed: UUID | None = None
     blocked: bool = False
@@ -103,10 +100,7 @@ class _OutboxState:
 
 @dataclass
 class Comparison:
-    """One pass over a database and an index; ``examples`` of each kind of difference are kept.
-
-    With a ``pace`` differences are repaired by events, which have these ``headers``.
-    """
+    """One pass over a database and an index; with a ``pace`` it repairs by events with these ``headers``."""
 
     workspace: Workspace
     pace: Pace | None
@@ -126,7 +120,7 @@ class Comparison:
         self._enough = 1 if guarded else MANY
 
     async def run(self, *, allow_empty: bool = True) -> Reconciled:
-        """Go through both. Raise ``ConfigError`` if the source is empty and that is not allowed."""
+        """Compare both. Raise ``ConfigError`` if the source is empty and that is not allowed."""
         workspace = self.workspace
         await workspace.engine.refresh(workspace.index)
         stopped = not await self._read()
@@ -138,7 +132,7 @@ class Comparison:
         return Reconciled(*about, **counts, stopped=stopped, examples=tuple(self._listed))
 
     async def _read(self) -> bool:
-        """Read the database, page by page; return whether it was read to its end."""
+        """Read the database page by page; return False if stopped."""
         async for page in self.workspace.rows.read(PAGE):
             if self.stop():
                 return False
@@ -153,7 +147,7 @@ class Comparison:
         return True
 
     async def _check_empty(self) -> None:
-        """Refuse: a query that is wrong gives nothing, and looks as if everything had been deleted."""
+        """Raise if the index has documents: a wrong query returns nothing, as if all rows were deleted."""
         index = self.workspace.index
         if count := await self.workspace.engine.count(index):
             told = f"to repair would delete all {count:,} of the index {index!r}"
@@ -171,7 +165,7 @@ class Comparison:
         await self._look_again(self._enough)
 
     async def _scan(self) -> bool:
-        """Read the ids of the index, page by page; return whether they were read to their end."""
+        """Read the ids of the index page by page; return False if stopped."""
         self._scanning = True
         async for page in self.workspace.engine.scan(self.workspace.index):
             if self.stop():
@@ -184,10 +178,10 @@ class Comparison:
         return True
 
     async def _look_again(self, enough: int) -> None:
-        """Once enough is in doubt, read both sides again and judge it."""
+        """Read doubtful documents again on both sides and judge them, once there are ``enough``."""
         if len(self._doubtful) < enough:
             return
-        # An engine may give an id twice while others write to it.
+        # An engine may return an id twice while others write to it.
         ids, self._doubtful = list(dict.fromkeys(self._doubtful)), []
         rows = self.workspace.rows
         before = await self._wanted(await rows.existing(ids))
@@ -203,7 +197,7 @@ class Comparison:
                 self._counts["blocked"] += difference.blocked
                 if self._counts[difference.kind] <= self.examples:
                     self._listed.append(difference)
-                # An event of what is refused would fail; one behind a failed event would wait with it.
+                # An event of a refused document would fail, and one behind a failed event would wait.
                 real += [id_] if difference.refused is None and not difference.blocked else []
         if self.pace is not None:
             self._counts["repaired"] += await self._repair(real, self.pace)
@@ -211,7 +205,7 @@ class Comparison:
     def _judge(
         self, id_: str, states: tuple[Wanted, Wanted], found: Mapping[str, Any] | None, state: _OutboxState
     ) -> Difference | None:
-        """Count the document if the database was being read, and return how it differs."""
+        """Return how the document differs; count it if the database is being read."""
         before, after = states
         counted = after is not None and not self._scanning
         self._counts["documents"] += counted
@@ -259,7 +253,7 @@ class Comparison:
         return _OutboxState(any(not row.failed for row in own), failed)
 
     async def _repair(self, ids: Sequence[str], pace: Pace) -> int:
-        """Emit an event for each, of its present state; return how many were emitted before a stop."""
+        """Emit an event with the current state of each; return how many were emitted before a stop."""
         rows, emitted = self.workspace.rows, 0
         for part in _parts(ids, pace.size(PAGE if rows.guarded else MANY)):
             if not await pace.turn(len(part)):
@@ -294,18 +288,18 @@ def _unchanged(before: Wanted, after: Wanted) -> bool:
 
 
 def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields that are not the same in both, by name."""
+    """Return the names of the fields that differ."""
     one, other = ({name: canonical_json(side[name]) for name in side} for side in (expected, found))
     return tuple(sorted({name for name, _ in one.items() ^ other.items()}))
 
 
 def canonical_json(value: Any) -> bytes:
-    """Encode a value so that neither the order of keys nor 1 or 1.0 makes a difference."""
+    """Encode a value so that the order of keys, and 1 or 1.0, make no difference."""
     return msgspec.json.encode(_canonical(value), order="sorted")
 
 
 def _canonical(value: Any) -> Any:
-    """Return the value with every number in the one form that all engines agree on."""
+    """Return the value with numbers in the form that all engines agree on."""
     if isinstance(value, Mapping):
         return {str(name): _canonical(one) for name, one in value.items()}
     if isinstance(value, list | tuple):
@@ -329,7 +323,7 @@ class HashedIds:
         self._newest: set[int] = set()
 
     def add(self, id_: str) -> None:
-        """Keep it."""
+        """Add an id."""
         self._newest.add(_hash(id_))
         if len(self._newest) >= self._part:
             self._parts.append(array("Q", sorted(self._newest)))

@@ -1,9 +1,9 @@
-"""Rebuild a search index while the old one serves, and let the new one take its place.
+"""Rebuild a search index while the old one serves, then replace the old one.
 
-While ``NAME__building`` exists every sink writes to both, from ``LOOK`` seconds after its creation on. What
-was sent before then was committed before the database is read. So the new index is complete when the events
-of the backfill have arrived: what changes in the meantime arrives at both. It is compared with the database
-all the same, and only one without a difference takes the place of the other.
+While ``NAME__building`` exists, every send that starts ``LOOK`` seconds after its creation writes to both.
+Changes that were sent earlier were committed before the database is read. So the new index is complete when
+the events of the backfill have arrived. It is compared with the database even so, and replaces the old one
+only if nothing differs.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
 ROUNDS = 5
-"""How often differences are repaired before it is given up."""
+"""Rounds of repairs before the reindex gives up."""
 
 CLEANING = 30.0
-"""Seconds for which a failed build tries to clear away what it leaves behind."""
+"""Seconds in which a failed build tries to remove what it leaves behind."""
 
 log = logging.getLogger(__name__)
 
 
 def silent(text: str) -> None:
-    """Ignore the steps, for callers that do not ask for them."""
+    """Ignore the messages."""
 
 
 async def areindex(
@@ -72,12 +72,11 @@ async def areindex(
     actor: str = "application",
     tell: Tell = silent,
 ) -> Reindexed:
-    """Build the index of a destination again from a source, and let it take the place of the old one.
+    """Rebuild the index of a destination from a source, then replace the old index.
 
-    The old one serves until then, and goes on serving if anything fails: ``ReindexFailed`` says what.
-    ``like`` is an index whose settings the new one gets instead of the old one's.
-
-    A relay has to run. ``rate`` is in documents a second, ``patience`` how many seconds nothing may arrive.
+    The old index serves until then, and stays if anything fails: ``ReindexFailed`` says why. A relay must
+    run. The new index gets the settings of ``like``, by default the old index. ``rate`` is in documents a
+    second; ``patience`` is the number of seconds without progress before it fails.
     """
     Pace(rate, never)
     began = time.monotonic()
@@ -96,17 +95,14 @@ async def areindex(
 
 
 def reindex(outbox: Outbox, destination: str, source: Any, **options: Any) -> Reindexed:
-    """``areindex``, from synchronous code."""
+    """Run ``areindex`` from synchronous code."""
     return run(areindex(outbox, destination, source, **options))
 
 
 async def alook(
     outbox: Outbox, destination: str, source: Any, *, index: str | None = None, like: str | None = None
 ) -> tuple[str, int | None]:
-    """Return the index that a reindex would build, and how many documents it would read, if known.
-
-    Raise ``ReindexFailed`` if it could not even begin: the engine is away, or there is no such index.
-    """
+    """Return the index to build, and the number of documents if known. Raise ``ReindexFailed``."""
     async with open_workspace(outbox, destination, source, index, "application") as workspace:
         own, engine = workspace.index, workspace.engine
         with translated_errors(engine, ReindexFailed):
@@ -123,10 +119,7 @@ async def aabort(
     actor: str = "application",
     tell: Tell = silent,
 ) -> int:
-    """End the reindexes of a destination that run, and clear away what they leave; return their number.
-
-    ``dry_run``: only say what would be cleared away.
-    """
+    """Stop running reindexes and remove what they leave; return their number. ``dry_run`` only reports."""
     configured = destination_of(outbox, destination)
     engine = open_engine(configured)
     try:
@@ -144,7 +137,7 @@ async def aabort(
 
 
 async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]:
-    """Return the one that the destination names, else those that were rebuilt lately."""
+    """Return the index that the destination names, or those that were rebuilt lately."""
     if (fixed := index_of(destination).fixed) is not None:
         return {fixed}
     return {str(one.details["index"]) for one in await reindexes(records, destination.name)}
@@ -152,11 +145,7 @@ async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]
 
 @dataclass
 class Build:
-    """One build: the index of ``building`` is to replace ``live``.
-
-    ``rate`` is in documents a second, ``patience`` in seconds without progress. ``like`` is the index whose
-    settings the new one gets, if it is not the old one.
-    """
+    """One build: the index of ``building`` replaces ``live``. The options are those of ``areindex``."""
 
     outbox: Outbox
     source: Source
@@ -179,7 +168,7 @@ class Build:
         self._leftovers = Leftovers(records, destination, self._engine, self._name, self.tell)
 
     async def run(self) -> int:
-        """Build and replace; return how many documents the index has then. Raise ``ReindexFailed``."""
+        """Build and replace; return the number of documents in the new index. Raise ``ReindexFailed``."""
         try:
             identity = await guarded(self._begin(), self.running.beat())
             watch = BuildWatch(self.building, identity, self.patience, self.tell)
@@ -193,7 +182,7 @@ class Build:
             await guarded(self._fill(watch), self.running.beat(), watch.run())
             return await self._swap(watch)
         except TROUBLE:
-            # An index that was dropped this moment has a reason that says more.
+            # If the index was dropped just now, that reason says more.
             await watch.check_index()
             raise
         except ReindexFailed:
@@ -202,7 +191,6 @@ class Build:
             raise ReindexFailed(str(error)) from error
 
     async def _begin(self) -> str:
-        """Create the new index; return its identity."""
         like = self.like or self.live
         await check_present(self._engine, self.live, like)
         await self._leftovers.clear()
@@ -215,7 +203,7 @@ class Build:
         return self._identity
 
     async def _fill(self, watch: BuildWatch) -> None:
-        # Twice: from half of it on every send that begins writes to both.
+        # After half of this time, every send that starts writes to both indexes.
         await asyncio.sleep(2 * LOOK)
         self.tell("reading the database")
 
@@ -245,7 +233,6 @@ class Build:
         await self._settle_differences(watch)
 
     async def _arrive(self, watch: BuildWatch) -> None:
-        """Wait until every event of the build has arrived."""
         told_at = time.monotonic()
         while True:
             try:
@@ -255,13 +242,12 @@ class Build:
                     self.tell(f"{pending:,} events on their way")
                     told_at = time.monotonic()
             except StoreError as error:
-                # If the database stays away, the signs of life end it.
+                # If the database stays away, the heartbeat ends the build.
                 log.warning("the database does not say how much is pending: %s", error)
             await asyncio.sleep(POLL)
         await watch.check_failed()
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
-        """Compare, and have repaired what differs, until nothing does."""
         pace, headers = Pace(self.rate, never), {INDEX_HEADER: self._name}
         give_up = time.monotonic() + self.patience
         rounds = 0
@@ -271,7 +257,7 @@ class Build:
                 comparison = Comparison(self.building, pace, headers, NAMED, no_progress, never)
                 result = await comparison.run()
             except (*TROUBLE, StoreError):
-                # It may be back in a moment.
+                # The engine or the database may be back in a moment.
                 if time.monotonic() > give_up:
                     raise
                 await asyncio.sleep(LOOK)
@@ -293,7 +279,7 @@ class Build:
         try:
             await asyncio.shield(replacing)
         except asyncio.CancelledError:
-            # Half of it is worse than none or all.
+            # Let it finish: half of a replacement is worse than none or all.
             await asyncio.wait([replacing])
             raise
         self._creating = False
@@ -304,7 +290,7 @@ class Build:
         return built
 
     async def _check(self, watch: BuildWatch) -> int:
-        """Raise if it may not replace the other; return how many documents it has."""
+        """Raise if it may not replace the live index; return the number of documents."""
         built = await self._engine.count(self._name)
         if not built and await self._engine.count(self.live):
             raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
@@ -316,13 +302,13 @@ class Build:
         try:
             await self._engine.replace(self.live, self._name)
         except TROUBLE as error:
-            # It may serve all the same, and only the old one be left.
+            # The new index may serve already, and only the old one be left.
             if (await self._engine.present([self.live])).get(self.live) != self._identity:
                 raise
             log.warning("%r serves, but its engine is in trouble: %s", self.live, error)
 
     async def clean_up(self) -> None:
-        """Drop what was built, after a failure, unless it is not ours."""
+        """Drop what was built, after a failure, unless another reindex owns it."""
         try:
             async with asyncio.timeout(CLEANING):
                 if not self._creating or await self._drop_own():
@@ -331,13 +317,13 @@ class Build:
             self._warn(error)
 
     async def _drop_own(self) -> bool:
-        """Drop it, unless another reindex has one of that name, and events for it, by now."""
+        """Drop the index; return False if another reindex now owns that name, and events for it."""
         identity = (await self._engine.present([self._name])).get(self._name)
         if identity is not None and self._identity not in (None, identity):
             return False
         if identity is not None:
             self.tell(f"dropping {self._name}; {self.live} goes on serving")
-        # Also if it is not seen: its creation may be under way.
+        # Drop it even if it is not visible: its creation may be under way.
         await self._engine.drop(self._name)
         return True
 
@@ -348,7 +334,7 @@ class Build:
 
 
 async def check_present(engine: Engine, live: str, like: str) -> None:
-    """Raise ``ReindexFailed`` if the index to replace, or the one with the settings, does not exist."""
+    """Raise ``ReindexFailed`` if the index to replace, or the one to copy settings from, does not exist."""
     present = await engine.present([live, like])
     if like not in present and live in present:
         raise ReindexFailed(f"like = {like!r}: there is no such index on {engine.where}; create it")

@@ -1,12 +1,4 @@
-"""From an event to the change of a document: which action its type stands for, its id, and what is written.
-
-| option | |
-|---|---|
-| ``actions`` | event-type pattern → ``index``, ``delete`` or ``ignore``; they go before ``DEFAULT_ACTIONS`` |
-| ``id_field`` | the document's field that holds the aggregate's id |
-| ``document`` | a function that makes the document of the event; None deletes it |
-| ``reread`` | the function is asked for every event, deletes too: what it gives is the newest state |
-"""
+"""Turn an event into the change of a document, by the options in ``docs/how-to/search.md``."""
 
 from __future__ import annotations
 
@@ -40,9 +32,9 @@ log = logging.getLogger("relaybox.search")
 DEFAULT_ACTIONS: Mapping[str, Action] = {"*.created": "index", "*.updated": "index", "*.deleted": "delete"}
 DEFAULT_INDEX = "{aggregate_type}"
 INDEX_HEADER = "relaybox-index"
-"""The header of an event that is for one index only."""
+"""The header of an event for one index only."""
 BUILDING = "__building"
-"""What the name of an index that is being rebuilt ends with."""
+"""The suffix of an index that is being built."""
 
 _ACTIONS: tuple[Action, ...] = get_args(Action)
 _VERSION = re.compile(r"\.v[0-9]+\Z")
@@ -73,11 +65,11 @@ SEARCH_OPTIONS: dict[str, Parse[Any]] = {
     "reread": flag,
     "actions": _actions,
 }
-"""What every search destination may say, as ``parse_address`` takes it."""
+"""The options of every search destination, for ``parse_address``."""
 
 
 class _Others(dict[str, Parse[Any]]):
-    """Takes any option beside those it knows: an engine has checked them."""
+    """Accepts any other option too: the engine checks those."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -87,12 +79,12 @@ class _Others(dict[str, Parse[Any]]):
 
 
 def search_address(destination: Destination) -> Address:
-    """The URL of a search destination with the options of ``SEARCH_OPTIONS``; others are left as they are."""
+    """Return a search destination's URL with ``SEARCH_OPTIONS`` parsed; other options stay unchanged."""
     return parse_address(destination, 1, _Others(SEARCH_OPTIONS))
 
 
 def index_of(destination: Destination) -> Template:
-    """The name of the index for each event: the path of the URL."""
+    """Return the template of the index name: the path of the URL."""
     path = search_address(destination).path
     if path.endswith(BUILDING):
         setting = f"destination {destination.name!r}: index = {path!r}"
@@ -101,7 +93,7 @@ def index_of(destination: Destination) -> Template:
 
 
 class Changes:
-    """Makes changes of deliveries, as the options of a destination say."""
+    """Makes changes from deliveries, by the options of a destination."""
 
     def __init__(self, destination: Destination, options: Mapping[str, Any]) -> None:
         self._name = destination.name
@@ -118,12 +110,12 @@ class Changes:
             (re.compile(re.escape(pattern).replace(r"\*", ".*"), re.DOTALL), action)
             for pattern, action in {**given, **defaults}.items()
         ]
-        # Bounded, because an application may make up event types as it goes.
+        # Bounded, because an application may generate event types.
         self._find = functools.lru_cache(4096)(self._match)
         self._threads = Threads(destination.name)
 
     def action_of(self, event_type: str) -> Action:
-        """What an event of this type does to its document; raises ``Reject`` where nothing says."""
+        """Return what an event of this type does to its document. Raise ``Reject`` if no pattern matches."""
         action = self._find(event_type)
         if action is None:
             fix = f"write it into the options of {self._name!r}: actions = {{ {event_type!r} = 'index' }}"
@@ -132,14 +124,11 @@ class Changes:
 
     @property
     def waits(self) -> bool:
-        """Whether a function makes the documents, for which one may have to wait."""
+        """True if a function makes the documents, which may take time."""
         return self._document is not None
 
     async def change_of(self, delivery: Delivery) -> Change | None:
-        """What becomes of the document, None where the event is ignored.
-
-        Raises ``Reject`` where there is no telling, and whatever the function raises.
-        """
+        """Return the change, or None to ignore the event. Raise ``Reject``, ``Retry`` or ``Unavailable``."""
         action = self.action_of(delivery.event_type)
         if self._document is None or action == "ignore" or not (self.reread or action == "index"):
             return self.change_at_once(delivery)
@@ -148,7 +137,7 @@ class Changes:
         return Change(key, None if made is None else self._named(made, key), delivery.position)
 
     def change_at_once(self, delivery: Delivery) -> Change | None:
-        """``change_of``, of the event alone."""
+        """Return the change from the event alone, without calling the function."""
         action = self.action_of(delivery.event_type)
         if action == "ignore":
             return None
@@ -163,11 +152,11 @@ class Changes:
 
     @property
     def overdue(self) -> int:
-        """The number of functions that are over their time and still running."""
+        """Return the number of functions that exceed their timeout and still run."""
         return self._threads.longer_than(self._timeout)
 
     def close(self) -> None:
-        """Let the threads end; one that is still in a function ends after it."""
+        """Close the threads; one that is inside a function ends after it."""
         self._threads.close()
 
     def _match(self, event_type: str) -> Action | None:
@@ -176,7 +165,7 @@ class Changes:
         return next(found, None)
 
     def _named(self, document: dict[str, Any], key: str) -> dict[str, Any]:
-        """The document with its id, which is the aggregate's."""
+        """Return the document with the aggregate's id. Raise ``Reject`` if it has another one."""
         own = document.setdefault(self._id_field, key)
         if own != key and (isinstance(own, bool) or str(own) != key):
             told = f"the document's {self._id_field!r} is {shorten(own)}, the aggregate's id {shorten(key)}"
@@ -184,7 +173,7 @@ class Changes:
         return document
 
     async def _made(self, function: Callable[[Event], Any], event: Event) -> Any:
-        """What the function returns; anything that it raises is about this event."""
+        """Call the function; raise ``Retry`` if it fails or takes too long."""
         late = asyncio.timeout(self._timeout)
         try:
             async with late:
@@ -208,7 +197,7 @@ class Changes:
 
 
 def check_target(destination: Destination, event_type: str) -> None:
-    """Raise where a search destination would refuse, or ignore, events of this type."""
+    """Raise ``ConfigError`` if a search destination would refuse or ignore events of this type."""
     changes = changes_of(destination)
     if changes is None:
         return
@@ -224,20 +213,20 @@ def check_target(destination: Destination, event_type: str) -> None:
 
 
 def rereads(destination: Destination) -> bool:
-    """True if the destination asks for the newest state of a document, whatever the event says."""
+    """True if the destination writes the newest state of a document, not the event's."""
     changes = changes_of(destination)
     return changes is not None and changes.reread
 
 
 def changes_of(destination: Destination) -> Changes | None:
-    """What a search destination makes of events; None of another destination."""
+    """Return the ``Changes`` of a search destination, or None for any other."""
     if destination.scheme not in SEARCH_ENGINES:
         return None
     return Changes(destination, search_address(destination).options)
 
 
 def _plain(made: Any) -> dict[str, Any] | None:
-    """What a function made of an event, as JSON knows it; raises ``Reject`` where it is no document."""
+    """Return the function's result as plain JSON types. Raise ``Reject`` if it is not a document."""
     if made is None:
         return None
     payload, data, encoding = encode_payload(made, LIMITS)

@@ -1,7 +1,7 @@
-"""How far a backfill is: a row of ``outbox_operation``, written in the transaction of every page.
+"""Record how far a backfill is, in ``outbox_operation``, in the transaction of every page.
 
-If two start at once, or one comes back that was taken for dead, only one goes on: they take the operation
-under the lock of the destination's row, and every page checks that the operation is still its own.
+Only one process can run a backfill, even if two start at once or one that seemed dead returns. It takes the
+operation under the lock of the destination's row, and every page checks that it still owns the operation.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ LOOKED_AT = 1_000
 
 
 class Lost(ConfigError):
-    """The backfill is no longer this process's: another one has taken it up."""
+    """Another process has taken over the backfill."""
 
 
 class Cancelled(Lost):
-    """Somebody has cancelled it."""
+    """The backfill was cancelled."""
 
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Whose backfill it is, and how far it has come. ``since``: when it began, as the database has it."""
+    """A backfill and how far it is; ``since`` is when it began, as the database stores it."""
 
     id: UUID
     details: Mapping[str, Any]
@@ -61,12 +61,12 @@ class Position:
 
     @property
     def key(self) -> Any:
-        """Return what the next page starts after."""
+        """Return the key that the next page starts after."""
         return self.details.get("key")
 
 
 class Checkpoint:
-    """The operation of one backfill, as steps that ``run`` takes in the outbox's own database."""
+    """The operation of one backfill, as steps that ``run`` executes in the outbox's database."""
 
     def __init__(self, store: SqlStore, destination: str, source: str, index: str | None, actor: str) -> None:
         self._driver = store.driver
@@ -78,7 +78,7 @@ class Checkpoint:
         self._process = this_process().name
 
     async def run(self, steps: Callable[[*Given], Steps[T]], *given: *Given, persist: bool = False) -> T:
-        """Take the steps. ``persist``: some more times if the database refuses; twice must do as once."""
+        """Execute the steps; ``persist`` repeats them if the database fails, so they must be idempotent."""
         begin = partial(steps, *given)
         for attempt in range(TRIES - 1 if persist else 0):
             try:
@@ -90,22 +90,19 @@ class Checkpoint:
         return await self._driver.run(begin)
 
     def earlier(self) -> Steps[Position | None]:
-        """Return the position that ``take`` would go on from. Raise as it does."""
+        """Return the position that ``take`` would resume. Raise as it does."""
         last = yield from self._last()
         self._check_idle(last)
         return None if last is None or last[1] == "done" else self._position(last)
 
     def take(self, total: int | None, resume: bool) -> Steps[Position]:
-        """Take over a backfill that was interrupted, or begin one; return the position to go on from.
-
-        Raise ``ConfigError`` if another process is at it.
-        """
+        """Resume an interrupted backfill, or begin one. Raise ``ConfigError`` if another process runs it."""
         name = self._identity["destination"]
         yield [self._own("ensure_destination", destination=name)]
         yield [self._notes("lock_destination", destination=name)]
         last = yield from self._last()
         if last is not None:
-            # Once more, and locked: a page of the process that runs it may be about to commit.
+            # Read it again under a lock: its process may be about to commit a page.
             [held] = yield [self._notes("held", id=last[0])]
             last = next(iter(held), None)
         self._check_idle(last)
@@ -125,7 +122,7 @@ class Checkpoint:
         return self._position(row)
 
     def advance(self, statements: Statements, position: Position) -> Steps[None]:
-        """In the transaction of a page: write the position after it. Raise ``Lost``."""
+        """Write the position after a page, in the page's transaction. Raise ``Lost``."""
         notes = notes_of(statements)
         own = statements.dialect.to_uuid(position.id)
         [rows] = yield [notes("held", id=own)]
@@ -136,13 +133,13 @@ class Checkpoint:
     def changed(
         self, statements: Statements, position: Position, aggregate_type: str, ids: Sequence[str]
     ) -> Steps[set[str]]:
-        """Return the ids of which the application has emitted events since the backfill began."""
+        """Return the ids for which the application has emitted events since the backfill began."""
         words = {"aggregate_type": aggregate_type, "ids": list(ids), "since": position.since}
         [rows] = yield [notes_of(statements)("changed", **words)]
         return {str(id_) for id_, headers in rows if MARK not in headers}
 
     def look(self, position: Position) -> Steps[Position]:
-        """Give a sign of life; return the position on record. Raise ``Lost``."""
+        """Update the heartbeat; return the recorded position. Raise ``Lost``."""
         own = self.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         self._check(rows)
@@ -150,7 +147,7 @@ class Checkpoint:
         return replace(self._position(rows[0]), resumed=position.resumed)
 
     def end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
-        """Put on record how it ended, if it is still this process's."""
+        """Record how it ended, if this process still owns it."""
         own = self.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):
@@ -158,7 +155,7 @@ class Checkpoint:
             yield [self._notes("end", id=own, state=ended, error=error)]
 
     def pending(self, destination: str, limit: int) -> Steps[int]:
-        """Return how many deliveries wait there, at most ``limit``."""
+        """Return how many deliveries are pending for the destination, at most ``limit``."""
         [[[count]]] = yield [self._notes("pending", destination=destination, limit=limit)]
         return int(count)
 
@@ -186,13 +183,13 @@ class Checkpoint:
         return _document(row[2]).get("process") == self._process
 
     def _check_idle(self, row: Sequence[Any] | None) -> None:
-        """Raise ``ConfigError`` if a process that is alive works on it."""
+        """Raise ``ConfigError`` if a live process is running it."""
         if row is None or row[1] != "running":
             return
         from_time = self.dialect.from_time
         silent = (from_time(row[7]) - from_time(row[6])).total_seconds()
         process = str(_document(row[2]).get("process"))
-        # Our own: taken by a commit whose answer was lost.
+        # It may be ours, taken by a commit whose answer was lost.
         if silent <= STALLED and process != self._process and not died(process):
             what = f"a backfill of {self._identity['source']!r} to {self._identity['destination']!r}"
             id_ = self.dialect.from_uuid(row[0])
@@ -211,6 +208,5 @@ def _text(details: Mapping[str, Any]) -> str:
 
 
 def _document(value: Any) -> dict[str, Any]:
-    """Return a JSON object, from what the driver gives."""
     found = json.loads(value) if isinstance(value, str | bytes) else value
     return dict(found) if isinstance(found, Mapping) else {}

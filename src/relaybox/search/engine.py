@@ -1,10 +1,4 @@
-"""The contract of a search engine: write changes of documents, and what rebuilding and comparing need.
-
-``open_engine`` finds the one that a destination's URL names.
-
-An engine does not retry; it answers, or raises ``Retry``, ``Reject`` or ``Unavailable``. What it splits,
-polls or asks of another host of its cluster is its own affair.
-"""
+"""The contract of a search engine. It answers or raises one of ``TROUBLE``; retries are up to the relay."""
 
 from __future__ import annotations
 
@@ -20,13 +14,12 @@ from relaybox.errors import ConfigError, RelayboxError
 from relaybox.sinks.sink import Answer, answer_of
 
 TROUBLE = (Reject, Retry, Unavailable)
-"""What an engine raises."""
 
 
 class Change(NamedTuple):
-    """What becomes of one document: it is replaced by ``document``, or deleted where that is None.
+    """A document to write, or to delete if ``document`` is None.
 
-    ``version`` grows with every event: a larger one is newer. ``document`` holds its id under ``id_field``.
+    A larger ``version`` is newer. ``document`` holds its id under ``id_field``.
     """
 
     id: str
@@ -35,7 +28,7 @@ class Change(NamedTuple):
 
 
 class Item(NamedTuple):
-    """A change as it is sent; ``at`` is its place in the write."""
+    """An encoded change; ``at`` is its place in the write."""
 
     at: int
     id: str
@@ -46,7 +39,7 @@ class Item(NamedTuple):
 def encode_changes(
     changes: Sequence[Change], encode: Callable[[Change], bytes], answers: dict[int, Answer]
 ) -> list[Item]:
-    """Encode each change; one that ``encode`` refuses with ``Reject`` is answered at once."""
+    """Encode each change; answer those that ``encode`` refuses with ``Reject``."""
     items = []
     for at, change in enumerate(changes):
         try:
@@ -69,37 +62,37 @@ def parts_of(items: Sequence[Item], largest: int) -> Iterator[Sequence[Item]]:
 
 
 def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
-    """Return two halves, without the empty ones."""
+    """Return the two halves, without an empty one."""
     middle = len(items) // 2
     return [half for half in (items[:middle], items[middle:]) if half]
 
 
 class Engine(Protocol):
-    """A search engine, as one destination names it."""
+    """A search engine, as one destination configures it."""
 
     most: int
-    """Changes that one request may hold."""
+    """The most changes in one request."""
 
     where: str
     """Host and port, for messages."""
 
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
-        """Do them all, no two of them of one document: an answer for each, when it is done, not only queued.
+        """Apply the changes, no two of one document; return an answer for each when it is done, not queued.
 
-        Never creates an index that does not exist if the engine can be told so. What is raised holds for all.
+        Do not create a missing index if the engine can avoid it. An exception is the answer for all changes.
         """
         ...
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Those of the indexes that exist, each with what tells it apart from a later one of its name."""
+        """Return the indexes that exist, each with an identity that a later one of its name does not have."""
         ...
 
     async def create(self, name: str, *, like: str | None = None) -> None:
-        """Make an empty index, with the settings of ``like``; done when it is usable."""
+        """Create an empty index with the settings of ``like``; return when it is usable."""
         ...
 
     async def replace(self, live: str, fresh: str) -> None:
-        """``fresh`` takes the place of ``live`` at once, for every search; the old one is dropped then."""
+        """Put ``fresh`` in the place of ``live``, for every search at once; then drop the old index."""
         ...
 
     async def drop(self, name: str) -> None:
@@ -107,32 +100,32 @@ class Engine(Protocol):
         ...
 
     async def refresh(self, index: str) -> None:
-        """Make visible to ``get``, ``scan`` and ``count`` whatever was written."""
+        """Make all writes visible to ``get``, ``scan`` and ``count``."""
         ...
 
     async def count(self, index: str) -> int:
-        """How many documents it has."""
+        """Return the number of documents."""
         ...
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The documents that exist of these, as they were written."""
+        """Return the documents with these ids that exist, as they were written."""
         ...
 
     def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
-        """The ids of all documents, page by page."""
+        """Yield the ids of all documents, page by page."""
         ...
 
     async def check(self) -> None:
-        """Reach the engine with its key; raises ``Unavailable`` with the reason."""
+        """Reach the engine with its key. Raise ``Unavailable`` with the reason."""
         ...
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         ...
 
 
 def open_engine(destination: Destination) -> Engine:
-    """Open the engine that a destination's URL names; nothing is connected to before it is asked."""
+    """Open the engine that a destination's URL names; it connects on the first request."""
     if destination.scheme not in SEARCH_ENGINES:
         fix = f"name one whose sink is {', '.join(f'{known}://' for known in SEARCH_ENGINES)}"
         raise ConfigError(
@@ -143,12 +136,12 @@ def open_engine(destination: Destination) -> Engine:
 
 
 class EngineFailed(RelayboxError):
-    """The search engine does not do what is asked of it. The text says why."""
+    """The search engine failed; the text says why."""
 
 
 @contextmanager
 def translated_errors(engine: Engine, kind: type[RelayboxError] = EngineFailed) -> Iterator[None]:
-    """Raise an engine's own errors as one of ``kind`` that names the engine."""
+    """Raise an engine's own errors as ``kind``, with the engine's address."""
     try:
         yield
     except TROUBLE as error:

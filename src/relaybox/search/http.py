@@ -1,7 +1,7 @@
-"""HTTP with a search engine: one session for its hosts, and what an answer means.
+"""Talk HTTP to a search engine: one session for all its hosts.
 
-Redirects are not followed, cookies not kept, proxies of the environment not used. A request whose connection
-the server had already closed is sent once more on a new one: every write of an engine may be repeated.
+Redirects, cookies and the environment's proxies are ignored. If the server had closed a reused connection,
+the request is sent once more on a new one. Every write of an engine may be repeated.
 """
 
 from __future__ import annotations
@@ -30,28 +30,27 @@ T = TypeVar("T")
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
-"""Bytes of an answer; whoever sends more is no search engine."""
+"""Bytes of an answer; no search engine sends more."""
 
 _CHUNK = 65_536
 _IN_TROUBLE = frozenset([502, 503, 504])
 
 
 class Reply(NamedTuple):
-    """What a server answered, of whatever status; ``after``: the seconds that it asks to wait."""
+    """A server's answer of any status; ``after`` is the number of seconds that it asks to wait."""
 
     status: int
     body: bytes
     after: float | None
     where: str
-    """Host and port that it came from."""
 
     @property
     def ok(self) -> bool:
-        """Whether the status is 2xx."""
+        """True if the status is 2xx."""
         return self.status // 100 == 2
 
     def json(self) -> Any:
-        """The body, decoded; raises ``Unavailable`` where it is no JSON: somebody else answered."""
+        """Return the decoded body. Raise ``Unavailable`` if it is not JSON: something else answered."""
         try:
             return json.decode(self.body)
         except (ValueError, RecursionError):
@@ -60,7 +59,7 @@ class Reply(NamedTuple):
             ) from None
 
     def read(self, kind: type[T]) -> T | None:
-        """Decode the body as ``kind``; None where it is something else."""
+        """Return the body decoded as ``kind``, or None if it is something else."""
         try:
             return json.decode(self.body, type=kind)
         except (ValueError, RecursionError):
@@ -80,10 +79,9 @@ class _Request(NamedTuple):
 
 
 class Client:
-    """Asks the hosts of one engine. Nothing is opened before the first request.
+    """A client for the hosts of one engine; it connects on the first request.
 
-    ``bases`` are such as ``http://127.0.0.1:7700``. ``headers`` go with every request, and nothing of
-    ``secrets`` is shown in a message. ``timeout`` is for one request, its answer included.
+    ``bases`` are like ``http://host:7700``; ``timeout`` includes the answer; messages never show ``secrets``.
     """
 
     def __init__(
@@ -115,16 +113,14 @@ class Client:
         params: Mapping[str, str] | None = None,
         bases: Sequence[str] | None = None,
     ) -> Reply:
-        """The answer, whatever its status; ``path`` begins with a slash and is percent-encoded already.
+        """Return the answer, of any status; ``path`` starts with a slash and is percent-encoded.
 
-        A body of bytes is sent as it is, any other as JSON. Where nobody is there, the next of the hosts is
-        asked (``bases`` in the place of all). Raises ``Unreachable`` where none is, and ``Unavailable`` where
-        the answer did not come.
+        A body of bytes is sent unchanged, any other as JSON. If a host is unreachable, ask the next (of
+        ``bases``, if given). Raise ``Unreachable`` if none is reachable, ``Unavailable`` if no answer came.
         """
         headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
         encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
         request = _Request(method, path, params, encoded, headers)
-        # The host that answered last is asked first.
         *others, last = bases or (*self.bases[self._first :], *self.bases[: self._first])
         for base in others:
             with suppress(Unreachable):
@@ -132,11 +128,11 @@ class Client:
         return await self._from(last, request)
 
     def failed(self, reply: Reply) -> Retry | Reject | Unavailable:
-        """What an answer other than 2xx means, by its status."""
+        """Return the outcome that a status other than 2xx means."""
         return classify(reply.status, self.reason(reply), reply.after)
 
     def reason(self, reply: Reply) -> str:
-        """``127.0.0.1:7700: 503 Service Unavailable: what the engine says``, in one line, nothing secret."""
+        """Return ``host:port: 503 Service Unavailable: engine's message`` on one line, without secrets."""
         status = f"{reply.status} {phrase_of(reply.status)}".strip()
         said = clean(_message(reply.body), self._secrets)
         told = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
@@ -147,13 +143,13 @@ class Client:
         return told
 
     async def close(self) -> None:
-        """Give up the connections; the next request opens new ones."""
+        """Close the connections; the next request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
     async def _from(self, base: str, request: _Request) -> Reply:
-        """The answer of one host; the next request begins with it, or with another where it is in trouble."""
+        """Ask one host. The next request starts with it, or with the one after it if it is in trouble."""
         at = self.bases.index(base)
         following = (at + 1) % len(self.bases)
         try:
@@ -220,7 +216,6 @@ class Client:
 
 
 async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
-    """The body, up to a limit."""
     body = bytearray()
     async for chunk in response.content.iter_chunked(_CHUNK):
         body += chunk
@@ -230,7 +225,7 @@ async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:
 
 
 def _watching_reuse() -> aiohttp.TraceConfig:
-    """Tells a request whether its connection had been used before."""
+    """Return a trace that marks requests on a reused connection."""
 
     async def reused(_: aiohttp.ClientSession, context: SimpleNamespace, __: Any) -> None:
         context.trace_request_ctx.reused = True
@@ -247,7 +242,6 @@ def _where(base: str) -> str:
 
 
 def _message(body: bytes) -> str:
-    """What an engine says is wrong, else the body as it is."""
     text = body[:_CHUNK].decode("utf-8", "replace")
     try:
         said = json.decode(body)

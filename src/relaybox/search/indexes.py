@@ -1,7 +1,6 @@
-"""Which indexes there are: the one that is searched, and the one that is being built to take its place.
+"""Find the indexes to write: the live one, and the one being built to replace it.
 
-While ``NAME__building`` exists, every change goes to both. Whoever builds knows when that holds: a send that
-begins more than ``LOOK`` after the creation has seen it, and what was sent before was committed before.
+While ``NAME__building`` exists, every change goes to both; ``_reindex`` says why none is missed.
 """
 
 from __future__ import annotations
@@ -19,23 +18,23 @@ from relaybox.search.engine import Change, Engine
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 
 LOOK = 1.0
-"""Seconds for which it is known which indexes exist."""
+"""Seconds for which the answer about existing indexes is cached."""
 
 _KEPT = 1000
-"""Indexes of which it is kept; where tenants have their own there may be many."""
+"""Indexes in that cache; there may be many if each tenant has its own."""
 
 ON_RECORD = 2.0
-"""Seconds for which who builds can read why it was given up, before the event in question is tried again."""
+"""Seconds before the event is tried again, in which the reindex can read why its index was dropped."""
 
 log = logging.getLogger("relaybox.search")
 
 
 class Spoilt(Retry):
-    """What is being built has not taken it, and was dropped for that: next time it is not in the way."""
+    """A change that the build index refused; that index was dropped, so the next try can succeed."""
 
 
 class Seen(NamedTuple):
-    """Which of the two were there, and when somebody looked."""
+    """Which of the two indexes exist, and when that was checked."""
 
     at: float
     live: bool
@@ -52,19 +51,19 @@ class Indexes:
         self._seen: dict[str, Seen] = {}
 
     async def look(self, indexes: Collection[str]) -> dict[str, tuple[str, ...] | Answer]:
-        """By index, all that have to be written where it is meant, in this order; or what it is answered."""
+        """Return for each index the indexes to write, in this order, or the answer for its deliveries."""
         return dict(zip(indexes, await asyncio.gather(*map(self._written, indexes)), strict=True))
 
     async def write(self, written: Sequence[str], changes: Sequence[Change]) -> Sequence[Answer]:
-        """Write the changes to all of these indexes: an answer for each."""
+        """Write the changes to all of these indexes; return an answer for each change."""
         if len(written) == 1:
             return await self._ask(written[0], changes)
         building, live = written
         built = await self._ask(building, changes)
         if not all(isinstance(answer, Delivered) for answer in built) and not await self._exists(building):
-            # It has taken its place in the meantime, or was given up.
+            # The build index has become the live one, or was dropped.
             built = [DELIVERED] * len(changes)
-        # Not before: it may take the place of the other between the two.
+        # The live index comes last: the build index may replace it between the two writes.
         answers = await self._ask(live, changes)
         both = list(zip(changes, built, answers, strict=True))
         refused = {
@@ -81,7 +80,7 @@ class Indexes:
     async def spare(
         self, building: str, deliveries: Sequence[Delivery], answers: Sequence[Answer]
     ) -> Sequence[Answer]:
-        """Let none fail that is for what is being built alone, where live events would wait behind it."""
+        """Drop the build index before a delivery for it alone fails: live events would wait behind it."""
         refused = {
             delivery.aggregate_id: answer.reason
             for delivery, answer in zip(deliveries, answers, strict=True)
@@ -91,7 +90,7 @@ class Indexes:
         return [spoilt.get(one.aggregate_id, answer) for one, answer in zip(deliveries, answers, strict=True)]
 
     async def check(self, index: str) -> None:
-        """Raises ``Unavailable`` where it does not exist and is not to be created."""
+        """Raise ``Unavailable`` if the index does not exist and may not be created."""
         if not self._create and not await self._engine.present([index]):
             raise self._missing(index)
 
@@ -128,7 +127,7 @@ class Indexes:
         try:
             await self._engine.create(index)
         except (Reject, Retry) as error:
-            # Another relay may have been faster.
+            # Another relay may have created it first.
             if not await self._exists(index):
                 raise _no_events_fault(error) from None
         self._seen.pop(index, None)
@@ -149,7 +148,7 @@ class Indexes:
             return True
 
     async def _give_up(self, building: str, refused: Mapping[str, str]) -> Mapping[str, Answer]:
-        """Drop what is being built, which has not taken these, each for a reason; what they are answered."""
+        """Drop the build index, which refused these ids for these reasons; return their answers."""
         [(first, reason), *_] = refused.items()
         log.error(
             "%s: %r cannot take the place of the index and is dropped, because %s document(s) cannot be"
@@ -163,7 +162,7 @@ class Indexes:
         try:
             await self._engine.drop(building)
         except Exception as error:
-            # The live index is well, and whatever is for it goes on.
+            # The live index works, so only these events wait.
             trouble = str(error) or type(error).__name__
             told = f"it cannot be written to {building!r}, which cannot be dropped ({trouble})"
             return {id_: Retry(f"{told}: {reason}") for id_, reason in refused.items()}
@@ -177,17 +176,17 @@ class Indexes:
 
 
 def given_up(building: str) -> str:
-    """What events are answered because of which it was dropped; the reason follows."""
+    """Return the error of events that caused a build index to be dropped, up to the reason."""
     return f"it cannot be written to the index {building!r}, which is dropped: "
 
 
 def is_last(delivery: Delivery) -> bool:
-    """Whether it fails if it is to be tried again."""
+    """True if this is the delivery's last attempt."""
     return delivery.attempts >= delivery.max_attempts
 
 
 def _no_events_fault(error: Exception) -> Unavailable:
-    """What goes wrong before any document is written is the engine's trouble, or its settings'."""
+    """Return ``Unavailable``: a failure before any write is the engine's fault, or the settings'."""
     match answer_of(error):
         case Unavailable() as trouble:
             return trouble

@@ -1,7 +1,7 @@
-"""Documents of anything that can be iterated, read page by page and never all at once.
+"""Read documents from an iterable, page by page.
 
-Nothing keeps them as they were read: what the application changes meanwhile may be overwritten. The key of a
-page is the number of documents read so far: to go on means to skip as many, in the same order.
+Nothing locks them: changes that the application makes meanwhile may be overwritten. The key of a page is the
+number of documents read so far. To resume, that many are skipped, so the order must be the same.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @asynccontextmanager
 async def open_iterable(outbox: Outbox, source: Source, documents: Any) -> AsyncIterator[IterableRows]:
-    """Open the documents of an iterable; the first pass goes through ``documents``."""
+    """Open the documents of an iterable; the first pass reads ``documents``."""
     async with aclosing(Transactions(outbox)) as transactions:
         rows = IterableRows(transactions, source, documents)
         try:
@@ -35,7 +35,7 @@ async def open_iterable(outbox: Outbox, source: Source, documents: Any) -> Async
 
 
 class IterableRows:
-    """``Rows`` (see there) of an iterable."""
+    """``Rows`` of an iterable."""
 
     guarded = False
 
@@ -50,7 +50,7 @@ class IterableRows:
         self._page: tuple[int, Sequence[Item]] = (0, ())
 
     async def count(self) -> int | None:
-        """Return the number of documents, if they can say it."""
+        """Return the number of documents if they have a length."""
         return len(self._documents) if isinstance(self._documents, Sized) else None
 
     async def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
@@ -63,7 +63,7 @@ class IterableRows:
             await documents.close()
 
     async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
-        """Emit the next page; one that was rolled back is kept for the next try."""
+        """Emit the next page; a page that was rolled back is kept for the next try."""
         start = after or 0
         if self._page[0] != start or not self._page[1]:
             if self._pass is None or self._pass.position != start:
@@ -76,7 +76,7 @@ class IterableRows:
         return page
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Look for these among all the documents, and emit."""
+        """Find these among all documents, and emit."""
         found = await self._found(ids)
         made = calls(list(found.values()), [id_ for id_ in ids if id_ not in found])
         return await self._transactions.run("write", lambda c: self._transactions.emit(c, made))
@@ -86,7 +86,7 @@ class IterableRows:
         return {id_: item.payload for id_, item in (await self._found(ids)).items()}
 
     async def close(self) -> None:
-        """Let go of the iterable and the threads."""
+        """Close the iterable and the threads."""
         await self._end_pass()
         self._threads.close()
 
@@ -102,7 +102,6 @@ class IterableRows:
         return found
 
     async def _begin(self, start: int) -> _Pass:
-        """Begin a pass after so many documents."""
         documents = self._documents
         self._passes += 1
         if self._passes > 1 and callable(self._source.documents):
@@ -116,7 +115,7 @@ class IterableRows:
 
 
 class _Pass:
-    """One pass through the documents; synchronous ones are read in a thread."""
+    """One pass through the documents; a thread reads synchronous ones."""
 
     def __init__(self, source: Source, documents: Any, threads: Threads) -> None:
         self.position = 0
@@ -126,19 +125,17 @@ class _Pass:
         self._sync: Any = documents
 
     async def next(self, size: int) -> Sequence[Item]:
-        """Return the next documents."""
         things = await self._things(size)
         items = [self._item(thing, self.position + number) for number, thing in enumerate(things, 1)]
         self.position += len(things)
         return items
 
     async def skip(self, count: int) -> None:
-        """Skip as many."""
         while self.position < count and (things := await self._things(min(AT_ONCE, count - self.position))):
             self.position += len(things)
 
     async def close(self) -> None:
-        """Let a generator end; one that is still running ends by itself."""
+        """Close a generator; one that is still running ends by itself."""
         with suppress(Exception):
             if hasattr(self._async, "aclose"):
                 await self._async.aclose()

@@ -1,4 +1,4 @@
-"""A reindex on record, with signs of life; the watch over what it builds; and what it leaves behind."""
+"""Record a reindex with heartbeats, watch its build, and remove what it leaves behind."""
 
 from __future__ import annotations
 
@@ -26,31 +26,30 @@ from relaybox.stores.journal import STALLED, Operation, OperationState
 from relaybox.stores.ledger import Filter
 
 BEAT = 1.0
-"""Seconds between two signs of life."""
+"""Seconds between heartbeats."""
 
 LOOKED_AT = 1_000
-"""Newest operations that are searched for one that runs."""
+"""Newest operations that are searched for a running reindex."""
 
 POLL = 0.5
-"""Seconds between two looks at a build."""
+"""Seconds between checks of a build."""
 
 QUIET = 5.0
-"""Seconds without progress after which it is said what is waited for."""
+"""Seconds without progress before the reason is reported."""
 
 LATELY = 60.0
-"""Seconds in which something has to be settled if others are ahead."""
+"""Seconds in which the destination must settle something, if older events are ahead of the build's."""
 
 EXPLAINED = 5.0
-"""Seconds in which a relay records why it has dropped the index."""
+"""Seconds to wait for the relay's record of why it dropped the index."""
 
 NAMED = 3
-"""Documents whose troubles are named."""
+"""Documents to name in a message."""
 
 REFUSALS = 50
-"""Events refused by an index of that name, which may have been an earlier one, that are looked at."""
+"""Refused events to read; some may be of an earlier index of the same name."""
 
 DISCARDED = 500
-"""Events that are discarded at a time."""
 
 SENDING = 30.0
 """Seconds beyond the destination's timeout to wait for events that are being sent."""
@@ -61,12 +60,12 @@ log = logging.getLogger(__name__)
 
 
 class ReindexFailed(RelayboxError):
-    """The index was not rebuilt; the old one goes on serving. The text says why."""
+    """The index was not rebuilt, and the old one still serves; the text says why."""
 
 
 @dataclass(slots=True)
 class Running:
-    """An operation of this process, and how far it is."""
+    """An operation of this process, and its progress."""
 
     records: OutboxRecords
     id: UUID
@@ -74,25 +73,25 @@ class Running:
     repaired: int = 0
 
     async def advance(self) -> None:
-        """Give a sign of life. Raise ``ReindexFailed`` if somebody cancelled it."""
+        """Write a heartbeat. Raise ``ReindexFailed`` if the operation was cancelled."""
         if not await self.records.admin.journal.advance(self.id, self.done, self.repaired):
             raise ReindexFailed("it was cancelled")
 
     async def beat(self) -> None:
-        """Give signs of life. Raise ``ReindexFailed`` if it is cancelled, or nobody can see them."""
+        """Write heartbeats. Raise ``ReindexFailed`` on a cancellation, or if the database does not answer."""
         seen = time.monotonic()
         while True:
             try:
                 await self.advance()
                 seen = time.monotonic()
             except StoreError as error:
-                # Another one may begin after STALLED: by then nothing of this one may run.
+                # Another reindex may begin after STALLED; this one must have ended by then.
                 if time.monotonic() - seen > STALLED / 2:
                     raise ReindexFailed(f"the database does not answer: {error}") from error
             await asyncio.sleep(BEAT)
 
     async def beat_on(self) -> None:
-        """Give signs of life, even if it is cancelled: nothing can be given up any more."""
+        """Write heartbeats even after a cancellation: it is too late to stop."""
         while True:
             try:
                 await self.beat()
@@ -100,7 +99,7 @@ class Running:
                 await asyncio.sleep(BEAT)
 
     async def finish(self, state: OperationState, error: str | None) -> None:
-        """Put on record how it ended."""
+        """Record how it ended."""
         try:
             await self.records.admin.journal.finish(self.id, state, self.done, self.repaired, error)
         except StoreError as trouble:
@@ -112,7 +111,7 @@ class Running:
 async def alone(
     records: OutboxRecords, actor: str, destination: str, details: Mapping[str, Any]
 ) -> AsyncIterator[Running]:
-    """Be the one reindex of a destination until the end of the block. Raise if another one is alive."""
+    """Run as the only reindex of a destination until the end of the block. Raise if another one is alive."""
     running = Running(records, uuid7())
     about = {"destination": destination, **details, "process": this_process().name}
     await records.admin.journal.begin(running.id, "reindex", actor, about, None)
@@ -151,7 +150,7 @@ async def unfinished(records: OutboxRecords, destination: str) -> list[Operation
 
 
 async def end_all(records: OutboxRecords, destination: str, running: Iterable[Operation]) -> None:
-    """Cancel the reindexes of a destination that run, and wait until those that are alive have noticed."""
+    """Cancel a destination's running reindexes, and wait until the live ones have noticed."""
     for one in running:
         await records.admin.cancel(one.id)
     give_up = time.monotonic() + STALLED
@@ -164,7 +163,7 @@ async def end_all(records: OutboxRecords, destination: str, running: Iterable[Op
 
 
 def is_dead(operation: Operation) -> bool:
-    """True if nobody works on it any more."""
+    """True if no process works on it any more."""
     silent = (operation.seen_at - operation.updated_at).total_seconds()
     if operation.state == "stalled" or (operation.state == "cancelled" and silent > STALLED):
         return True
@@ -172,12 +171,12 @@ def is_dead(operation: Operation) -> bool:
 
 
 async def _bury(records: OutboxRecords, dead: Operation) -> None:
-    """Let one that is dead stay so, also if its process wakes up again."""
+    """Record a dead reindex as failed, so that it stays dead if its process wakes up."""
     await records.admin.journal.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
 
 
 async def guarded(work: Awaitable[T], *guards: Awaitable[None]) -> T:
-    """Do the work as long as no guard raises; if one does, cancel the work and raise that."""
+    """Do the work; if a guard raises, cancel the work and raise the guard's error."""
     task = asyncio.ensure_future(work)
     watching = [asyncio.ensure_future(guard) for guard in guards]
     try:
@@ -194,14 +193,14 @@ async def guarded(work: Awaitable[T], *guards: Awaitable[None]) -> T:
 
 @dataclass
 class BuildWatch:
-    """Looks after one build: its index is still there, its events arrive, and if not, what holds them up."""
+    """Checks that a build's index exists and its events arrive, and reports what holds them up."""
 
     building: Workspace
     identity: str
     patience: float
     tell: Tell
     backlog: int | None = None
-    """How many other deliveries of the destination have to become fewer before the build goes on."""
+    """Pending deliveries of the destination that the backfill waits for."""
 
     def __post_init__(self) -> None:
         self._records = self.building.records
@@ -212,7 +211,7 @@ class BuildWatch:
         self._told: str | None = None
 
     async def run(self) -> None:
-        """Look again and again, until ``ReindexFailed`` is raised."""
+        """Check again and again, until ``ReindexFailed`` is raised."""
         while True:
             began = time.monotonic()
             await self.check_index()
@@ -222,7 +221,7 @@ class BuildWatch:
                 await self._check_progress()
             except StoreError as error:
                 log.warning("the database does not say how the build goes: %s", error)
-            # Counting takes its time if much is pending.
+            # Counting is slow if much is pending.
             await asyncio.sleep(max(POLL, 5 * (time.monotonic() - began)))
 
     async def pending(self) -> int:
@@ -234,7 +233,7 @@ class BuildWatch:
         return pending
 
     async def check_index(self, *, strict: bool = False) -> None:
-        """Raise if the index is gone, or is another one. An engine that is away may come back."""
+        """Raise if the index is gone or was replaced. Wait for an unavailable engine, unless ``strict``."""
         try:
             present = await self.building.engine.present([self._index])
         except TROUBLE as error:
@@ -244,7 +243,7 @@ class BuildWatch:
         self._answered_at = time.monotonic()
         if present.get(self._index) == self.identity:
             return
-        # If a late write has made another of that name, it was dropped all the same.
+        # Even if a late write created another index of that name, ours was dropped.
         because = await self._dropped_because()
         if because or self._index not in present:
             raise ReindexFailed(f"{self._index!r} was dropped while it was built{because}")
@@ -260,7 +259,7 @@ class BuildWatch:
             raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {reasons}")
 
     async def _dropped_because(self) -> str:
-        """Say why a relay dropped it: a moment later the events in question have the reason."""
+        """Return why a relay dropped the index; the refused events have the reason a moment later."""
         beginning = given_up(self._index)
         filter = Filter(destination=self._destination, error=beginning)
         give_up = time.monotonic() + EXPLAINED
@@ -285,7 +284,7 @@ class BuildWatch:
             if reason is None:
                 flows = await self._records.admin.journal.flows({self._destination: LATELY})
                 if flows[self._destination].settles:
-                    # What was emitted before is still ahead.
+                    # Events that were emitted before the build's are still ahead.
                     self._moved_at = time.monotonic()
                     return
                 reason = "a relay is alive, but nothing is delivered"
@@ -295,7 +294,7 @@ class BuildWatch:
             self._told = reason
 
     async def _held_up(self) -> str | None:
-        """Say why nothing arrives, if it is known. Raise if that will stay so."""
+        """Return why nothing arrives, if known. Raise if that cannot change by itself."""
         ledger, name = self._records.ledger, self._destination
         if not any(map(is_alive, await ledger.relays())):
             return f"no relay runs: start one with {command('relay')}"
@@ -308,7 +307,6 @@ class BuildWatch:
         return None
 
     async def _check_blocked(self) -> None:
-        """Raise if a document's events wait behind one that failed."""
         block, ledger = self.building.destination.on_failed == "block", self._records.ledger
         waiting = await self._records.undelivered.waiting_for(self._destination, self._index, NAMED)
         for row in waiting:
@@ -323,7 +321,7 @@ class BuildWatch:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What builds leave behind that were not ended: the index ``index``, and its events."""
+    """What an interrupted build leaves behind: its index, and events for it."""
 
     records: OutboxRecords
     destination: Destination
@@ -332,7 +330,7 @@ class Leftovers:
     tell: Tell
 
     async def look(self) -> None:
-        """Say what would be taken away."""
+        """Report what would be removed."""
         if self.index in await self.engine.present([self.index]):
             self.tell(f"would drop {self.index}")
         rows = await self.records.undelivered.open_for(self.destination.name, self.index, DISCARDED + 1)
@@ -341,17 +339,17 @@ class Leftovers:
             self.tell(f"would discard {many} events for {self.index}")
 
     async def clear(self) -> None:
-        """Take all of it away. A relay that has seen the index may write to it once more, and create it."""
+        """Remove everything. A relay that has seen the index may still write to it and so recreate it."""
         left = self.index in await self.engine.present([self.index])
         if left:
             self.tell(f"dropping {self.index}, which was left behind")
-        # An index that is hidden from relays may be there all the same.
+        # An index that ``present`` hides from relays may still exist.
         await self.engine.drop(self.index)
         if await self.discard() or left:
             await self.sweep()
 
     async def sweep(self) -> None:
-        """Wait until nobody writes to an index that is gone, and drop what was created by that."""
+        """Wait until no relay writes to the dropped index, then drop what such writes created."""
         dropped_at = time.monotonic()
         await asyncio.sleep(2 * LOOK)
         give_up = dropped_at + 2 * LOOK + self.destination.timeout
@@ -363,7 +361,7 @@ class Leftovers:
         await self.engine.drop(self.index)
 
     async def discard(self) -> int:
-        """Discard the events of a build; wait for those that are being sent."""
+        """Discard the events of a build, waiting for those that are being sent; return their number."""
         name, discarded = self.destination.name, 0
         give_up = time.monotonic() + SENDING + self.destination.timeout
         while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):

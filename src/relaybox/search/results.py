@@ -1,4 +1,4 @@
-"""What backfill, reindex and reconcile report and return."""
+"""Results of backfill, reindex and reconcile."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Kind = Literal["missing", "stale", "orphaned"]
 
 
 class Progress(NamedTuple):
-    """How far a backfill is. ``waiting``: for so many deliveries of the destination to become fewer."""
+    """How far a backfill is; ``waiting`` is the number of pending deliveries that it waits for."""
 
     done: int
     skipped: int
@@ -23,7 +23,7 @@ class Progress(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A document that cannot be an event, and why; or one whose event the destination would refuse."""
+    """A document that cannot become an event, or that the destination would refuse."""
 
     id: str
     reason: str
@@ -32,12 +32,12 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Backfilled:
-    """The result of a backfill, together with the earlier ones that it went on with.
+    """The result of a backfill, including the runs that it resumed.
 
-    ``skipped``: documents that were refused, or, if rows are not locked, that the application has emitted
-    meanwhile. ``refused`` names the first of the ``refusals`` of this run. ``total`` was counted at its
-    beginning. ``resumed_from`` is the key at which it went on: an id, or without ``by_id`` how many documents
-    an iterable had given. ``example``: what a dry run would emit first.
+    ``skipped`` counts refused documents and, if rows are not locked, those that the application emitted
+    meanwhile. ``refused`` names the first of this run's ``refusals``. ``resumed_from`` is an id, or, if
+    ``by_id`` is False, the number of documents already read. ``total`` was counted at the start.
+    ``example`` is what a dry run would emit first.
     """
 
     done: int
@@ -54,7 +54,7 @@ class Backfilled:
 
 @dataclass(frozen=True, slots=True)
 class Reindexed:
-    """An index that was rebuilt: its documents, how many of them were repaired, and how long it took."""
+    """A rebuilt index: its documents, how many of them were repaired, and the time it took."""
 
     destination: str
     index: str
@@ -65,10 +65,10 @@ class Reindexed:
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A document that is not in the index as it is in the database.
+    """A document that differs between index and database.
 
-    ``fields`` are those that differ in a stale one, ``failed`` is the event that would have written it, and
-    ``refused`` why the destination would not write it. A ``blocked`` one waits behind that failed event.
+    ``fields`` are those that differ if it is stale; ``failed`` is the event that should have written it.
+    ``refused`` says why the destination would not write it. ``blocked``: it waits behind the failed event.
     """
 
     kind: Kind
@@ -83,9 +83,9 @@ class Difference:
 class Reconciled:
     """The result of a comparison.
 
-    ``documents`` are those of the database that belong in the index. ``in_flight`` ones differ because their
-    events are under way, and are left out of ``consistency``. ``blocked`` is how many of those that differ
-    wait behind a failed event, and are not repaired. ``repaired`` is how many events were emitted.
+    ``documents`` counts those of the database that belong in the index. ``in_flight`` ones have events under
+    way and do not count in ``consistency``. ``blocked`` ones wait behind a failed event and are not repaired.
+    ``repaired`` counts the emitted events.
     """
 
     destination: str
@@ -103,23 +103,23 @@ class Reconciled:
 
     @property
     def differences(self) -> int:
-        """Return how many documents differ that should not."""
+        """Return how many documents are wrong in the index."""
         return self.missing + self.stale + self.orphaned
 
     @property
     def compared(self) -> bool:
-        """True if something could be compared, or there was nothing to compare: not all is in flight."""
+        """True unless everything is in flight, so that nothing could be compared."""
         return not self.in_flight or bool(self.matched + self.differences)
 
     @property
     def consistency(self) -> float:
-        """Return the documents that are the same on both sides, in percent, rounded down."""
+        """Return the percentage of documents that are the same on both sides, rounded down."""
         compared = self.matched + self.differences
         if not compared:
             return 100.0 if self.compared else 0.0
         return math.floor(10_000 * self.matched / compared) / 100
 
     def figures(self) -> dict[str, Any]:
-        """Return all but the examples, for records and programs."""
+        """Return everything except the examples, for records and programs."""
         names = (one.name for one in fields(self) if one.name not in ("stopped", "examples"))
         return {**{name: getattr(self, name) for name in names}, "consistency": self.consistency}

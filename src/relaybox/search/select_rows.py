@@ -1,7 +1,7 @@
-"""Documents of a SQLAlchemy select on the outbox's own database.
+"""Read documents with a SQLAlchemy select on the outbox's own database.
 
-A page is read in two statements: the first locks the rows by their ids, the second reads them. One statement
-would not do: what it had to wait for it would see anew, but not what is joined to it.
+A page takes two statements: one locks the rows by id, one reads them. A single statement that waited for a
+lock would see the new row, but not the new rows joined to it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ async def open_select(outbox: Outbox, source: Source, statement: Any) -> AsyncIt
 
 
 class SelectRows:
-    """``Rows`` (see there) of a select."""
+    """``Rows`` of a select."""
 
     guarded = True
 
@@ -48,9 +48,9 @@ class SelectRows:
         self._portion = Portion()
 
     def check(self, connection: sa.Connection) -> None:
-        """Raise if an id is null, or the select cannot be executed at all."""
+        """Raise if an id is null, or the select cannot be executed."""
         shape, source = self._shape, self._source
-        # With the columns themselves, so that whatever is wrong with them shows before the first page.
+        # Selects all columns, so that an error in one shows before the first page.
         self._execute(connection, shape.statement.where(sa.false())).close()
         nulls = shape.only(sa.literal(1)).where(shape.id.is_(None)).limit(1)
         if shape.nullable and self._execute(connection, nulls).first() is not None:
@@ -69,7 +69,7 @@ class SelectRows:
             after = page[-1].key
 
     async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
-        """Read a page locked, and emit its events in that transaction."""
+        """Lock and read a page, and emit its events in the same transaction."""
 
         def emit(size: int, connection: sa.Connection) -> Sequence[Item]:
             page = self._page(after, size, connection, lock=True)
@@ -83,7 +83,7 @@ class SelectRows:
         return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Read these locked, and emit; the missing ones cannot be created before the commit."""
+        """Lock and read these, and emit; nobody can create the missing ones before the commit."""
 
         def emit_found(ids: Sequence[str], connection: sa.Connection) -> Found:
             items = self._by_ids(ids, connection, lock=True)
@@ -104,10 +104,10 @@ class SelectRows:
         return {item.id: item.payload for item in items}
 
     def _emit_missing(self, ids: Sequence[str], calls: Repairs, connection: sa.Connection) -> int:
-        """Emit for those that are missing, while nobody can create them."""
+        """Emit for the missing ids while nobody can create them."""
         fenced = self._transactions.backend == "postgresql"
         if fenced:
-            # Waits for those that write to the table, and keeps others from it until the end.
+            # Waits for writers of the table, and keeps others out until the commit.
             name = connection.dialect.identifier_preparer.format_table(self._shape.base)
             connection.exec_driver_sql(lock_tables(name))
         items = self._by_ids(ids, connection, lock=not fenced)
@@ -115,7 +115,7 @@ class SelectRows:
         return self._transactions.emit(connection, calls(items, [id_ for id_ in ids if id_ not in there]))
 
     def _page(self, after: Any, size: int, connection: sa.Connection, lock: bool = False) -> Sequence[Item]:
-        """Return the next documents by id. If none is left of the rows that were found, those behind them."""
+        """Return the next documents by id. If a whole page is gone by the second read, go on after it."""
         shape = self._shape
         bound = None if after is None else from_key(after, shape.kind)
         first = shape.ids(lock=lock).limit(size)
@@ -157,7 +157,7 @@ class SelectRows:
             return connection.execute(statement)
         except sa.exc.DBAPIError as error:
             if error.orig is not None and missing_tables(error.orig):
-                # Not of the outbox's tables, which another message is about.
+                # The table is the application's; the usual message is about the outbox's tables.
                 told = str(error.orig).partition("\n")[0]
                 raise ConfigError(f"{self._source.told}: the select cannot be executed: {told}") from error
             raise
@@ -167,8 +167,8 @@ def _columns(row: Any) -> Mapping[str, Any]:
     return {str(name): value for name, value in row._mapping.items()}
 
 
-# Private attributes of SQLAlchemy, tried with 2.1.8, from here to the end of the module: nothing public tells
-# which clauses a select has. tests/unit/test_private_attributes.py says what to do when they change.
+# Private attributes of SQLAlchemy from here on, tried with 2.1.8: no public API tells which clauses a select
+# has. tests/unit/test_private_attributes.py says what to do when they change.
 REFUSED_CLAUSES = {
     "_order_by_clauses": ("ORDER BY", "documents are read in the order of their ids"),
     "_limit_clause": ("LIMIT", "say with a WHERE which rows are meant"),
@@ -183,17 +183,17 @@ REFUSED_CLAUSES = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """A select whose rows can be paged by id, and locked."""
+    """A select with rows that can be locked and paged by id."""
 
     statement: sa.Select[Any]
     id: Any
     table: Any
-    """As the select names it; ``base`` is the table itself."""
+    """The table as the select names it; ``base`` is the table itself."""
     base: sa.TableClause
     kind: type | None
     nullable: bool
     entity: Any = None
-    """The class, or an alias of it, where the select gives its objects."""
+    """The class, or its alias, if the select returns objects."""
 
     @property
     def entity_name(self) -> str | None:
@@ -205,22 +205,22 @@ class Shape:
         return {one.key: getattr(thing, one.key) for one in sa.inspect(self.entity).mapper.column_attrs}
 
     def ids(self, *, lock: bool) -> sa.Select[Any]:
-        """Select the ids, in their order."""
+        """Return a select of the ids, in order."""
         ids = self.only(self.id).order_by(self.id)
-        # What is joined stays free: it may be on the side of an outer join that cannot be locked.
+        # Joined tables are not locked: one may be on the side of an outer join that cannot be.
         of = self.table if self.entity is None else self.entity
         return ids.with_for_update(read=True, of=of) if lock else ids
 
     def only(self, column: Any) -> sa.Select[Any]:
-        """Select only this of the same rows."""
+        """Return a select of this column from the same rows."""
         only = self.statement.with_only_columns(column, maintain_column_froms=True)
-        # They say how to load an entity, which this does not.
+        # The options say how to load an entity, which this select does not.
         only._with_options = ()
         return only
 
 
 def shape_of(source: Source, statement: Any) -> Shape:
-    """Take a select apart. Raise ``ConfigError`` if its rows cannot be paged by id."""
+    """Analyze a select. Raise ``ConfigError`` if its rows cannot be paged by id."""
     if not isinstance(statement, sa.Select):
         raise ConfigError(f"{source.told}: it is a {type(statement).__name__}; give one select of a table")
     for attribute, (clause, why) in REFUSED_CLAUSES.items():
@@ -243,7 +243,7 @@ def shape_of(source: Source, statement: Any) -> Shape:
 
 def _entity(source: Source, statement: sa.Select[Any]) -> Any:
     described = statement.column_descriptions
-    # Of tables without classes they say less.
+    # The key is missing for tables without classes.
     entities = [one for one in described if one.get("entity") is not None and one["expr"] is one["entity"]]
     if not entities:
         return None

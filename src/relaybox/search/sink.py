@@ -1,10 +1,8 @@
-"""Search indexes: each event changes a document, and a document's last change in a batch is the one written.
+"""Write events to search indexes: each event changes a document.
 
-What an engine answers of one document is that document's; where the last change of several is refused, those
-before it are tried without it, so that no event fails by the fault of another.
-
-A unit is a run of deliveries for one document: only the last of them is written, for it holds what the others
-would have left. Units of one key or of one document follow one another; all others may go side by side.
+A unit is a run of deliveries for one document. Only its last delivery is written, because it includes the
+others. If the engine refuses that one, earlier ones are tried, so no event fails because of another. Units of
+the same key or document run one after the other; all others may run in parallel.
 """
 
 from __future__ import annotations
@@ -37,19 +35,16 @@ from relaybox.sinks.sink import (
 )
 
 REQUESTS = 4
-"""At once: an engine writes one after the other anyway."""
+"""Requests at a time; an engine writes one after the other anyway."""
 
 
 def open_sink(destination: Destination) -> SearchSink:
-    """Open the engine of a search destination, and the sink around it."""
+    """Open a search destination's engine and its sink."""
     return SearchSink(destination, open_engine(destination))
 
 
 class SearchSink:
-    """Writes to the indexes of an engine what the events of a destination say.
-
-    Raises ``ConfigError`` where an option is wrong.
-    """
+    """Writes a destination's events to an engine's indexes. Raises ``ConfigError`` for a wrong option."""
 
     keeps_order = True
 
@@ -63,19 +58,19 @@ class SearchSink:
         self._calls = Places(destination.concurrency)
 
     def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many requests and calls under way at once."""
+        """Limit the requests and calls under way from now on."""
         self._requests.limit(min(concurrency, REQUESTS))
         self._calls.limit(concurrency)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [RELEASED] * len(deliveries)
         units = units_of(deliveries, self._target_of)
         written = await self._indexes.look({unit.target.index for unit in units if unit.target is not None})
         ready = deque(unit for unit in units if not unit.waits_for)
 
         def take() -> list[Unit]:
-            """Units that are ready and of one index, as many as a request may hold."""
+            """Take ready units of one index, as many as fit into a request."""
             batch: list[Unit] = []
             for _ in range(len(ready)):
                 unit = ready.popleft()
@@ -110,18 +105,18 @@ class SearchSink:
         return answers
 
     async def check(self) -> None:
-        """Reach the engine with its key, and see the index; raises ``Unavailable`` with the reason."""
+        """Reach the engine with its key, and find the index. Raise ``Unavailable`` with the reason."""
         await self._engine.check()
         if self._index.fixed is not None:
             await self._indexes.check(self._index.fixed)
 
     @property
     def overdue(self) -> int:
-        """The number of document functions that are over their time and still running."""
+        """Return the number of document functions that exceed their timeout and still run."""
         return self._changes.overdue
 
     async def close(self) -> None:
-        """Give up connections and threads."""
+        """Close the connections and threads."""
         self._changes.close()
         await self._engine.close()
 
@@ -135,7 +130,7 @@ class SearchSink:
         return DocumentId(index, delivery.aggregate_id)
 
     async def _unwritten(self, unit: Unit, deliveries: Sequence[Delivery]) -> None:
-        """Nothing is written of what is refused or ignored; what only proves the path finds it open."""
+        """Settle a unit that writes nothing: refused, ignored, or a test event that only runs a check."""
         [first, *_] = unit.members
         if unit.refused is not None:
             unit.failure = first, unit.refused
@@ -148,13 +143,13 @@ class SearchSink:
     async def _write(
         self, units: Sequence[Unit], deliveries: Sequence[Delivery], written: tuple[str, ...] | Answer
     ) -> None:
-        """Write the last of each unit; of those that are refused, the one before, and so on."""
+        """Write the last delivery of each unit; if it is refused, an earlier one, and so on."""
         if not isinstance(written, tuple):
             for unit in units:
                 unit.fail(written, alone=False)
             return
         if not written:
-            # It is gone, and whatever was meant for it alone is of no interest.
+            # The build index is gone, so events for it alone are obsolete.
             for unit in units:
                 unit.succeed()
             return
@@ -165,7 +160,6 @@ class SearchSink:
             units = [unit for unit in units if unit.failure is not None and unit.writes]
 
     async def _answers(self, deliveries: Sequence[Delivery], written: tuple[str, ...]) -> Sequence[Answer]:
-        """What becomes of these, no two of one document."""
         made: Sequence[Change | Answer]
         if self._changes.waits:
             made = await asyncio.gather(*map(self._change_of, deliveries))
@@ -180,11 +174,11 @@ class SearchSink:
 
     def _note(self, unit: Unit, answer: Answer, deliveries: Sequence[Delivery]) -> None:
         if isinstance(answer, Spoilt):
-            # No event is to blame, so none may fail by it.
+            # The build index was at fault, so an event on its last attempt must not fail.
             last = is_last(deliveries[unit.writes[0]])
             unit.fail(RELEASED if last else answer, alone=False)
         elif isinstance(answer, Retry | Reject | Unavailable):
-            # What is read again is the same for all of them.
+            # With reread, every delivery of the unit writes the same document.
             unit.fail(answer, alone=not isinstance(answer, Unavailable) and not self._changes.reread)
         else:
             unit.succeed()
@@ -212,14 +206,13 @@ class SearchSink:
 
 
 def _alike(unit: Unit, batch: Sequence[Unit]) -> bool:
-    """Whether it can be in one request with these."""
     if not batch or unit.target is None or batch[0].target is None:
         return not batch or unit.target is batch[0].target
     return unit.target.index == batch[0].target.index
 
 
 def _begin(unit: Unit, deliveries: Sequence[Delivery], progress: Progress) -> bool:
-    """Whether anything of it may be sent: what comes after one that may not, may not either."""
+    """Begin the unit's deliveries, and cut it at the first that may not begin. True if any is left."""
     for at in unit.members:
         if not progress.begin(deliveries[at]):
             unit.cut(at)
@@ -228,7 +221,7 @@ def _begin(unit: Unit, deliveries: Sequence[Delivery], progress: Progress) -> bo
 
 
 def _next(unit: Unit) -> list[Unit]:
-    """The units that waited for this one, and for no other any more."""
+    """Return the units that waited only for this one."""
     if unit.failure is not None:
         return []
     for follower in unit.followers:
@@ -245,7 +238,6 @@ _QUOTED = f'"{INDEX_HEADER}"'
 
 
 def _named_index(delivery: Delivery) -> str | None:
-    """The index that the event is for alone, by its header."""
     if _QUOTED not in delivery.headers:
         return None
     try:
@@ -256,51 +248,51 @@ def _named_index(delivery: Delivery) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class DocumentId:
-    """Where a delivery is written: a document of an index."""
+    """The document, in an index, that a delivery changes."""
 
     index: str
     id: str
 
     @property
     def document(self) -> tuple[str, str]:
-        """The document, whether it is written to its index or to the one that is being built for it."""
+        """Return the document; it is the same for an index and its build index."""
         return self.index.removesuffix(BUILDING), self.id
 
 
 @dataclass(eq=False)
 class Unit:
-    """Deliveries by their places in the batch. Without a target they are ignored, or the one is refused."""
+    """Deliveries by their places in the batch. Without a target they are ignored, or refused."""
 
     target: DocumentId | None
     refused: Reject | None = None
     members: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
-    """Those of the members that are not ignored."""
+    """The members that are not ignored."""
     waits_for: int = 0
-    """How many units have to arrive before this one."""
+    """The number of units that must arrive before this one."""
     followers: list[Unit] = field(default_factory=list)
     failure: tuple[int, Answer] | None = None
-    """The first member that did not arrive, and its answer: those after it are released."""
+    """The first member that did not arrive, and its answer; later members are released."""
     refusals: int = 0
     passed_over: list[int] = field(default_factory=list)
-    """Between what is written and what was refused after it."""
+    """Members between the next one to write and the refused one."""
 
     def cut(self, at: int) -> None:
-        """Leave out this member and all after it, and whatever follows."""
+        """Leave out this member, all later ones, and the followers."""
         self.members = [member for member in self.members if member < at]
         self.writes = [member for member in self.writes if member < at]
         self.followers = []
 
     def succeed(self) -> None:
-        """What was written, the last, arrived; those that were passed over wait for another time."""
+        """Record that the last write arrived; release the members that were passed over."""
         if self.passed_over:
             self.failure = self.passed_over[0], RELEASED
         self.writes = []
 
     def fail(self, answer: Answer, *, alone: bool) -> None:
-        """What was written, the last, was refused; ``alone``: those before it may still be written.
+        """Record that the last write was refused; if ``alone``, earlier members may still be written.
 
-        Each time twice as many are passed over: of a long run of bad ones few are tried.
+        Each refusal skips twice as many, so a long run of bad ones takes few requests.
         """
         self.failure = self.writes[-1 if alone else 0], answer
         last = len(self.writes) - 1
@@ -309,7 +301,7 @@ class Unit:
         self.refusals += 1
 
     def answers(self) -> list[tuple[int, Answer]]:
-        """An answer for each member, once nothing is left to be written."""
+        """Return an answer for each member, once nothing is left to write."""
         if self.failure is None:
             return [(at, DELIVERED) for at in self.members]
         failed, answer = self.failure
@@ -319,11 +311,11 @@ class Unit:
 
 
 Targets = Callable[[Delivery], DocumentId | None]
-"""Where a delivery goes, None where it is ignored; raises ``Reject``."""
+"""Returns the document of a delivery, or None if it is ignored; raises ``Reject``."""
 
 
 def units_of(deliveries: Sequence[Delivery], target_of: Targets) -> list[Unit]:
-    """The units of a batch, in the order in which they begin."""
+    """Return the units of a batch, in the order in which they begin."""
     units: list[Unit] = []
     of_key: dict[str, Unit] = {}
     of_document: dict[tuple[str, str], Unit] = {}
@@ -354,7 +346,7 @@ def units_of(deliveries: Sequence[Delivery], target_of: Targets) -> list[Unit]:
 def _joined(
     before: Unit | None, same: Unit | None, target: DocumentId | None, refused: Reject | None
 ) -> Unit | None:
-    """The unit that a delivery can be one of: it is the latest of its key, and of its document."""
+    """Return the unit that the delivery can join, if that is the latest of its key and of its document."""
     if refused is not None:
         return None
     if target is None:

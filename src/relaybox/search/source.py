@@ -1,7 +1,7 @@
-"""Documents of an index: the source that an application names, and the contract of one that is open.
+"""Sources of an index's documents: how an application names one, and what an open one can do.
 
-A live writer changes its row before it emits. Rows stay locked from the read to the commit of their events,
-so that our event and the writer's stand in the order of the states that they carry.
+A live writer changes its row before it emits. Rows stay locked from the read until their events commit, so
+our event and the writer's have the order of the states they carry.
 """
 
 from __future__ import annotations
@@ -29,20 +29,18 @@ FIX = "write where the application's Source is, such as --source shop.search:doc
 KINDS = "a select, a QuerySet, an iterable, a function that returns one of these, or a Source of it"
 
 AT_ONCE = 1_000
-"""Ids that one statement names."""
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where documents come from, and what their events are called.
+    """Where documents come from, and the types of their events.
 
-    ``documents``: a SQLAlchemy select (of columns, or of an entity), a Django QuerySet, an iterable, also an
-    asynchronous one, or a function that returns one of these.
-
-    - ``aggregate_type``: left out, the name of the entity's or model's class, else ``Document``.
-    - ``event_type``: left out, that name in lower case and ``.updated``.
-    - ``id``: the column or field that is the aggregate's id; pages go by it.
-    - ``document``: makes the payload of a row or an object. Left out, it is the columns of a row, the mapped
+    - ``documents``: a SQLAlchemy select (of columns, or of an entity), a Django QuerySet, an iterable (also
+      asynchronous), or a function that returns one of these.
+    - ``aggregate_type``: by default the name of the entity's or model's class, or ``Document``.
+    - ``event_type``: by default that name in lower case and ``.updated``.
+    - ``id``: the column or field that is the aggregate's id; pages are in its order.
+    - ``document``: makes the payload of a row or an object. By default it is the columns of a row, the mapped
       columns of an entity, the fields of a model, or the mapping itself.
     """
 
@@ -52,7 +50,7 @@ class Source:
     id: str = "id"
     document: Callable[[Any], Mapping[str, Any]] | None = None
     name: str = ""
-    """By which a backfill that was interrupted is found again; ``load_source`` sets it."""
+    """Identifies an interrupted backfill; ``load_source`` sets it."""
 
     def __post_init__(self) -> None:
         text_field("Source.id", self.id, 255)
@@ -63,12 +61,12 @@ class Source:
             raise ConfigError(f"Source.document = {self.document!r}: give a function of a row or an object")
 
     def types(self, entity: str | None) -> tuple[str, str]:
-        """Return the aggregate's and the events' type, for documents of a class of that name."""
+        """Return the aggregate type and the event type for documents of this class."""
         aggregate_type = self.aggregate_type or entity or "Document"
         return aggregate_type, self.event_type or f"{aggregate_type.lower()}.updated"
 
     def payload(self, thing: Any, id_: object, default: Callable[[Any], Any]) -> Mapping[str, Any]:
-        """Return the document of a row or an object. Raise ``ConfigError`` that names the id."""
+        """Return the document of a row or an object. Raise ``ConfigError`` with the id."""
         what = f"{self.told}: the document of {id_!r}"
         try:
             made = (self.document or default)(thing)
@@ -80,7 +78,7 @@ class Source:
         return made
 
     def item(self, thing: Any, id_: Any, default: Callable[[Any], Any], key: Any = None) -> Item:
-        """Make the document of a row or an object; ``key`` is where it stands, if not its id."""
+        """Return the item of a row or an object; ``key`` is its position if that is not its id."""
         own = as_key(id_, self)
         aggregate_id = id_field("aggregate_id", id_ if isinstance(id_, int | UUID) else str(own))
         return Item(aggregate_id, self.payload(thing, id_, default), own if key is None else key)
@@ -94,7 +92,7 @@ class Source:
 
     @property
     def told(self) -> str:
-        """Return what messages call it."""
+        """Return the name to use in messages."""
         return _setting(self.name)
 
 
@@ -104,7 +102,7 @@ def load_source(text: str) -> Source:
 
 
 def as_source(found: Any, name: str = "") -> Source:
-    """Make a source of anything that may be one. Raise ``ConfigError`` if it may not."""
+    """Return a ``Source`` of the value. Raise ``ConfigError`` if it cannot be one."""
     if isinstance(found, Source):
         return found if found.name or not name else replace(found, name=name)
     if isinstance(found, type):
@@ -124,11 +122,11 @@ def _setting(name: str) -> str:
 
 
 _DJANGO = {("django.db.models.query", "QuerySet"), ("django.db.models.manager", "BaseManager")}
-"""QuerySets and managers, known without importing Django."""
+"""QuerySets and managers, recognized without importing Django."""
 
 
 def kind_of(found: Any) -> Literal["select", "queryset", "iterable"] | None:
-    """Return what documents can be read from; a text or a mapping is not an iterable of documents."""
+    """Return how documents can be read; text and mappings do not count as iterables."""
     if isinstance(found, sa.sql.expression.SelectBase):
         return "select"
     if any((base.__module__, base.__qualname__) in _DJANGO for base in type(found).__mro__):
@@ -138,7 +136,7 @@ def kind_of(found: Any) -> Literal["select", "queryset", "iterable"] | None:
 
 
 async def resolve(source: Source) -> Any:
-    """Return the documents themselves, or what the function returns that makes them."""
+    """Return the documents; if they are a function, call it."""
     found = source.documents
     if callable(found) and kind_of(found) not in ("select", "queryset"):
         try:
@@ -153,7 +151,7 @@ async def resolve(source: Source) -> Any:
 
 
 class Item(NamedTuple):
-    """A document: the aggregate's id, the payload, and what the next page starts after (as JSON has it)."""
+    """A document: the aggregate's id, the payload, and the key (as JSON) that the next page starts after."""
 
     id: str
     payload: Mapping[str, Any]
@@ -163,19 +161,19 @@ class Item(NamedTuple):
 Calls: TypeAlias = Callable[[Sequence[Item]], Sequence[Call]]
 Repairs: TypeAlias = Callable[[Sequence[Item], Sequence[str]], Sequence[Call]]
 Also: TypeAlias = Callable[[Statements, Sequence[Item]], Steps[Sequence[Item]]]
-"""Statements in the transaction of a page, ahead of its events; those of its items that get events."""
+"""Runs statements in a page's transaction before its events; returns the items that get events."""
 
 
 class Rows(Protocol):
-    """The documents of a source that is open; see the module's text."""
+    """The documents of an open source."""
 
     aggregate_type: str
     event_type: str
     guarded: bool
-    """Whether rows stay locked from the read to the commit of their events."""
+    """True if rows stay locked from the read until their events commit."""
 
     async def count(self) -> int | None:
-        """Return the number of documents, or None if only reading them would tell."""
+        """Return the number of documents, or None if they must be read to count them."""
         ...
 
     def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
@@ -183,18 +181,18 @@ class Rows(Protocol):
         ...
 
     async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
-        """In one transaction: read the next page, locked, emit its events, and do what ``also`` says.
+        """In one transaction: lock and read the next page, run ``also``, and emit the events.
 
-        Return the page: a smaller one if others have locked rows of it, ``[]`` at the end. Raise ``Busy`` if
-        they keep one locked.
+        Return the page: smaller if others have locked some rows, ``[]`` at the end. Raise ``Busy`` if a row
+        stays locked.
         """
         ...
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """In one or more transactions: read these, locked, and emit; return the number of events.
+        """Lock and read these, in one or more transactions, and emit; return the number of events.
 
         ``calls`` gets the items that exist and the ids that do not. If rows are guarded, nobody can create
-        those before the commit. Raise ``Busy`` if others keep them locked.
+        the missing ones before the commit. Raise ``Busy`` if others keep rows locked.
         """
         ...
 
@@ -222,7 +220,7 @@ def find_items(
 
 
 def name_of(source: Source, rows: Rows) -> str:
-    """Return the name by which the same backfill is found again."""
+    """Return the name that identifies the backfill when it is resumed."""
     if source.name:
         return source.name
     made = source.documents
@@ -230,12 +228,12 @@ def name_of(source: Source, rows: Rows) -> str:
     if not hasattr(made, "__qualname__"):
         return types
     own = f"{getattr(made, '__module__', '')}:{made.__qualname__}"
-    # All lambdas of a module are called the same.
+    # All lambdas of a module have the same name.
     return f"{own} {types}" if "<lambda>" in own else own
 
 
 def as_key(value: Any, source: Source) -> Any:
-    """Return an id as a checkpoint keeps it: a number or a text."""
+    """Return an id as a checkpoint stores it: a number or text."""
     match value:
         case bool() | None:
             pass
@@ -250,7 +248,7 @@ def as_key(value: Any, source: Source) -> Any:
 
 
 def from_key(key: Any, kind: type | None) -> Any:
-    """Return what a column of that type compares with. Raise ``ValueError`` if it cannot hold the key."""
+    """Return the key as a column of this type has it. Raise ``ValueError`` if it cannot hold the key."""
     if kind is None or isinstance(key, kind):
         return key
     if kind is bytes:

@@ -1,8 +1,8 @@
-"""Short transactions on the outbox's own database, in which rows of the application are read and locked.
+"""Run short transactions on the outbox's database that read and lock rows of the application.
 
-A transaction that waits while it holds locks holds up others, or deadlocks with them, and then the database
-may end the application's. So several rows are locked almost without waiting, and fewer if somebody has one of
-them. Only a single row is waited for.
+Waiting while holding locks blocks other transactions or deadlocks with them; then the database may abort the
+application's. So several rows are locked almost without waiting, and fewer if one is taken. Only a single row
+is waited for.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 E = TypeVar("E", bound=Exception)
 Kind: TypeAlias = Literal["read", "write", "fence"]
-"""``write`` takes rows, ``fence`` also what may be between them."""
+"""``write`` locks rows; ``fence`` also keeps others from creating rows between them."""
 
 HURRIED = 0.2
-"""Seconds of waiting where other rows are locked already; PostgreSQL takes longer to look for a deadlock."""
+"""Seconds to wait while holding other locks; shorter than PostgreSQL's deadlock check."""
 
 PATIENT = 1.5
-"""Seconds of waiting where nothing else is locked; PostgreSQL takes less to end an autovacuum for it."""
+"""Seconds to wait while holding no lock; longer than PostgreSQL takes to cancel an autovacuum."""
 
 TRIES = 5
 PAUSE = 0.25
-"""Seconds before the second try with patience, doubled before each further one."""
+"""Seconds before the second patient try, doubled before each further one."""
 
 DEADLOCK, LOCK_WAIT_TIMEOUT = 1213, 1205
 _PASSING = {"40P01", "40001", "55P03", DEADLOCK, LOCK_WAIT_TIMEOUT, "database is locked"}
 
 
 class Busy(StoreError):
-    """Other transactions have locked what is needed. The text says what to do."""
+    """Other transactions hold the locks; the text says what to do."""
 
     def __init__(self, what: str, error: Exception) -> None:
         told = " ".join(str(error).split())
@@ -58,20 +58,20 @@ class Busy(StoreError):
 
 
 class Found(NamedTuple):
-    """The number of events that were emitted, and the ids that no longer exist."""
+    """The number of emitted events, and the ids that no longer exist."""
 
     emitted: int
     gone: frozenset[str]
 
 
 class Portion:
-    """How many rows to lock at once: fewer if others have some of them, more again if nobody has."""
+    """The number of rows to lock at once: it shrinks while others hold some, and grows again after that."""
 
     def __init__(self) -> None:
         self._most: int | None = None
 
     async def take(self, size: int, work: Callable[[int, float], Awaitable[T]]) -> T:
-        """Do the work with that many rows, or fewer; it gets the seconds to wait for them."""
+        """Call ``work`` with at most ``size`` rows and the seconds to wait for locks."""
         while True:
             part = size if self._most is None else min(size, self._most)
             try:
@@ -87,7 +87,7 @@ class Portion:
 
 
 async def by_parts(ids: Sequence[str], work: Callable[[Sequence[str], float], Awaitable[Found]]) -> Found:
-    """Do the work with these ids, by halves if others have rows of them."""
+    """Do the work with these ids; in halves if others hold some of the rows."""
     if len(ids) > 1:
         try:
             return await work(ids, HURRIED)
@@ -136,13 +136,13 @@ async def patiently(
 
 
 def is_passing(error: Any) -> bool:
-    """True if a driver's error is a deadlock, or a lock that was waited for too long."""
-    # MySQL's own numbers say more than the SQLSTATE that some of its drivers have too.
+    """True if a driver's error is a deadlock or a lock timeout."""
+    # MySQL's error numbers are more specific than the SQLSTATE that some of its drivers also set.
     return getattr(error, "sqlstate", None) in _PASSING or (*error.args, None)[0] in _PASSING
 
 
 class Transactions:
-    """Runs work on a connection, each time in a transaction of its own."""
+    """Runs each piece of work in a transaction of its own."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -162,7 +162,7 @@ class Transactions:
 
     async def _run(self, kind: Kind, work: Callable[[sa.Connection], T], wait: float) -> T:
         options: dict[str, Any] = {"relaybox": kind}
-        # MySQL locks what is between rows under no other level, and holds it from the first row on.
+        # MySQL locks gaps only under REPEATABLE READ, and holds them from the first row on.
         fences = kind == "fence" and self.backend == "mysql"
         if self.backend != "sqlite":
             options["isolation_level"] = "REPEATABLE READ" if fences else "READ COMMITTED"
@@ -178,14 +178,14 @@ class Transactions:
             connection.exec_driver_sql(text)
 
     def emit(self, connection: sa.Connection, made: Sequence[Call]) -> int:
-        """Emit the events in the transaction that the connection has open; return their number."""
+        """Emit the events in the connection's open transaction; return their number."""
         self._wait(connection, PATIENT)
         if made:
             self._outbox.emit_many(connection, made)
         return len(made)
 
     def emit_page(self, connection: sa.Connection, items: Sequence[Item], calls: Calls, also: Also) -> None:
-        """Do what ``also`` says, and emit the events of the items that it leaves."""
+        """Run ``also``, and emit the events of the items that it returns."""
         self._wait(connection, PATIENT)
         way = channel(connection, self._outbox.tables.event.insert())
         if self._statements is None:
@@ -206,7 +206,7 @@ def _open(url: sa.URL) -> AsyncEngine:
         options["connect_args"] = {"timeout": BUSY}
     engine = create_async_engine(url, **options)
 
-    # The driver's own transactions would begin too late: not before a read, and not as a writer.
+    # The driver would begin a transaction too late: not before a read, and not as a writer.
     @sa.event.listens_for(engine.sync_engine, "connect")
     def connected(connection: Any, _: Any) -> None:
         connection.isolation_level = None
@@ -220,6 +220,5 @@ def _open(url: sa.URL) -> AsyncEngine:
 
 
 def _beneath(error: sa.exc.DBAPIError) -> Exception:
-    """Return what the driver raised."""
     causes = (getattr(error.orig, "__cause__", None), error.orig, error)
     return next(one for one in causes if isinstance(one, Exception))

@@ -1,4 +1,4 @@
-"""What a comparison or a rebuild works with: a source, a destination's index, the outbox's own records."""
+"""Open what a comparison or a rebuild works with: a source, a destination's index, the outbox's records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 NIL = UUID(int=0)
 OF_THE_SOURCE = {"aggregate_type", "destination"}
-"""Fields of an index's name that are the same for all documents of a source."""
+"""Fields of an index name that are the same for all documents of a source."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +41,11 @@ class Unwritable:
 
 
 Wanted: TypeAlias = Mapping[str, Any] | Unwritable | None
-"""What is to be in the index; None: nothing."""
+"""The document that belongs in the index, or None."""
 
 
 class OutboxRecords(NamedTuple):
-    """The operators' service, and what is under way, on the same connections."""
+    """The admin service and the queries of what is undelivered, on the same connections."""
 
     admin: Admin
     undelivered: Undelivered
@@ -54,7 +54,7 @@ class OutboxRecords(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """The outbox's records, the rows of a source and the index of a destination, all open."""
+    """The outbox's records, a source's rows and a destination's index, all open."""
 
     records: OutboxRecords
     rows: Rows
@@ -65,12 +65,12 @@ class Workspace:
 
     @property
     def deleted_type(self) -> str:
-        """Return the type of the events that delete a document."""
+        """Return the type of events that delete a document."""
         rows = self.rows
         return f"{rows.event_type.rpartition('.')[0] or rows.aggregate_type.lower()}.deleted"
 
     def check_deletes(self) -> None:
-        """Raise if an event of that type would write a document of nothing but its id, or do nothing."""
+        """Raise if events of that type would be ignored, or would write a document of only an id."""
         try:
             action = self.changes.action_of(self.deleted_type)
         except Reject as refused:
@@ -85,7 +85,7 @@ class Workspace:
 async def open_workspace(
     outbox: Outbox, destination: str, source: Source, index: str | None, actor: str
 ) -> AsyncIterator[Workspace]:
-    """Hold all that a comparison needs. Raise ``ConfigError`` if the destination has several indexes."""
+    """Open all that a comparison needs. Raise ``ConfigError`` if the destination has several indexes."""
     async with AsyncExitStack() as opened:
         rows = await opened.enter_async_context(open_rows(outbox, source))
         configured = destination_of(outbox, destination)
@@ -106,7 +106,7 @@ async def open_rows(outbox: Outbox, source: Source) -> AsyncIterator[Rows]:
     documents = await resolve(source)
     match kind_of(documents):
         case "queryset":
-            # Not an import: Django's part stands above this one.
+            # Imported by name, because Django's part is in a layer above this one.
             opened = import_module("relaybox.contrib.django.search").open_rows(outbox, source, documents)
         case "select":
             opened = open_select(outbox, source, documents)
@@ -118,7 +118,7 @@ async def open_rows(outbox: Outbox, source: Source) -> AsyncIterator[Rows]:
 
 @asynccontextmanager
 async def open_records(outbox: Outbox, actor: str) -> AsyncIterator[OutboxRecords]:
-    """Hold a connection to the outbox's database, or two, until the end of the block."""
+    """Hold a connection or two to the outbox's database until the end of the block."""
     store = open_store(outbox.settings.database, outbox.tables)
     try:
         ledger = SqlLedger(store)
@@ -128,7 +128,7 @@ async def open_records(outbox: Outbox, actor: str) -> AsyncIterator[OutboxRecord
 
 
 def destination_of(outbox: Outbox, name: str) -> Destination:
-    """Return the destination of that name. Raise ``UnknownDestination`` if there is none."""
+    """Return the destination of that name. Raise ``UnknownDestination``."""
     known = {one.name: one for one in outbox.settings.destinations}
     if name not in known:
         raise UnknownDestination(name, known)
@@ -138,7 +138,7 @@ def destination_of(outbox: Outbox, name: str) -> Destination:
 async def wanted(
     changes: Changes, rows: Rows, destination: Destination, id_: str, payload: Mapping[str, Any]
 ) -> Wanted:
-    """Return what a destination with these ``changes`` would write of a document."""
+    """Return what a destination with these ``changes`` would write for a document."""
     try:
         event = _event(rows, destination, id_, *encode_payload(payload, LIMITS))
         change = await changes.change_of(event)
@@ -164,7 +164,6 @@ def _event(
     data: bytes | None = None,
     encoding: str | None = None,
 ) -> Delivery:
-    """Make the event of a document as a relay would get it."""
     return Delivery(
         id=NIL,
         event_id=NIL,

@@ -1,7 +1,7 @@
-"""Payloads and headers: from Python values to what a row stores, and back.
+"""Convert payloads and headers between Python values and what a row stores.
 
-One walk checks a value and turns it into plain JSON types, so that whatever a database or a receiver
-would refuse is refused here, with its path, before the caller's transaction is touched.
+One pass checks a value and converts it to plain JSON types. Values that a database or a receiver would
+refuse raise here, with their path, before the caller's transaction is touched.
 
 | Python | JSON |
 |---|---|
@@ -9,14 +9,14 @@ would refuse is refused here, with its path, before the caller's transaction is 
 | list, tuple, set, frozenset | array |
 | dict and other mappings | object; keys may be str, int, UUID, date, datetime or an Enum of these |
 | datetime (aware only) | ISO 8601, UTC written ``Z``: ``2025-01-31T12:00:00Z`` |
-| date, time | ISO 8601; a time of day names no instant, so it needs no timezone |
+| date, time | ISO 8601; a time of day needs no timezone |
 | timedelta | ISO 8601 duration: ``P1DT02H30M00S`` |
 | Decimal, UUID, pydantic's URLs, Django's lazy text | string |
 | Enum | its value |
 | dataclass, attrs class, msgspec Struct | object of its fields; a Struct's as msgspec names and omits them |
-| pydantic model, SQLModel | what ``model_dump()`` gives |
+| pydantic model, SQLModel | the result of ``model_dump()`` |
 
-``bytes`` as the whole payload are stored as they are; inside JSON they are refused.
+``bytes`` are stored unchanged as a whole payload, and refused inside JSON.
 """
 
 from __future__ import annotations
@@ -45,10 +45,9 @@ BINARY = "binary"
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a database can keep. ``max_depth`` counts arrays and objects within one another.
+    """Limits of what a database can store; ``max_depth`` counts nested arrays and objects.
 
-    The default depth is half of Python's own recursion limit, so that a relay deep in its own stack
-    can decode whatever a shallow emitter could encode.
+    The default depth is half of Python's recursion limit, so a relay can decode deep in its own stack.
     """
 
     max_bytes: int = 1_048_576
@@ -58,7 +57,7 @@ class Limits:
 
 
 def encode_payload(value: Any, limits: Limits) -> tuple[str | None, bytes | None, str | None]:
-    """``(payload, payload_data, payload_encoding)`` of a row; raises ``PayloadError``."""
+    """Return ``(payload, payload_data, payload_encoding)`` for a row. Raise ``PayloadError``."""
     if isinstance(value, bytes | bytearray | memoryview):
         data = bytes(value)
         _check_size(len(data), limits, "$")
@@ -67,7 +66,7 @@ def encode_payload(value: Any, limits: Limits) -> tuple[str | None, bytes | None
 
 
 def encode_headers(headers: Mapping[str, Any] | None, limits: Limits) -> str:
-    """The headers as a JSON object; raises ``PayloadError`` with a path that begins with ``headers``."""
+    """Return the headers as a JSON object. Raise ``PayloadError`` with a path from ``headers``."""
     if not headers:
         return "{}"
     if not isinstance(headers, Mapping):
@@ -79,7 +78,7 @@ def encode_headers(headers: Mapping[str, Any] | None, limits: Limits) -> str:
 
 
 def decode(payload: str | bytes | None, payload_data: bytes | None, encoding: str | None) -> Any:
-    """The payload a row stores; raises ``PayloadError`` when it does not decode."""
+    """Return the payload that a row stores. Raise ``PayloadError`` if it does not decode."""
     if encoding == BINARY:
         return payload_data
     if encoding is not None:
@@ -93,7 +92,7 @@ def decode(payload: str | bytes | None, payload_data: bytes | None, encoding: st
 
 
 class _Refused(Exception):
-    """What is wrong with a value; each level it passes through on its way up adds a step to the path."""
+    """A refused value: the problem, and the steps of its path, innermost first."""
 
     def __init__(self, problem: str, *steps: str) -> None:
         super().__init__(problem)
@@ -117,7 +116,7 @@ def _encode(value: Any, limits: Limits, root: str) -> str:
     except RecursionError:
         raise PayloadError(root, "it is nested deeper than Python's stack allows here; flatten it") from None
     except Exception as error:
-        # Of a class of the caller's, which may fail at anything.
+        # Classes of the caller run here, and may raise anything.
         raise PayloadError(root, f"{type(error).__name__} while it was read; send plain values") from error
     _check_size(len(encoded), limits, root)
     return encoded.decode()
@@ -153,7 +152,7 @@ def _integer(value: int, limits: Limits, room: int) -> int:
     if limits.min_int <= value <= limits.max_int:
         return value
     bits = value.bit_length()
-    # Beyond some thousand digits Python refuses to print an integer at all.
+    # Python refuses to print integers of more than a few thousand digits.
     seen = str(value) if bits <= 200 else f"an integer of {bits} bits"
     raise _Refused(f"{seen} is outside {limits.min_int} to {limits.max_int}; send it as a string")
 
@@ -254,13 +253,13 @@ def _step(name: str) -> str:
 
 
 def _by_fields(fields: Callable[[Any], Any]) -> _Converter:
-    """A converter of objects that ``fields`` opens by one level."""
+    """Return a converter for objects that ``fields`` opens one level deep."""
 
     def convert(value: Any, limits: Limits, room: int) -> Any:
         try:
             opened = fields(value)
         except RecursionError:
-            # Reported for the whole value: the object that was read last is not to blame.
+            # Reported for the whole value: the object that was read last is not the cause.
             raise
         except Exception as error:
             raise _Refused(f"{_kind(value)} did not give its fields: {error}") from error
@@ -274,7 +273,7 @@ def _named_fields(value: Any, fields: Iterable[Any]) -> dict[str, Any]:
 
 
 def _struct_fields(value: msgspec.Struct) -> dict[str, Any] | list[Any]:
-    """The fields as msgspec writes them, one level only: its own conversion would lose the path below."""
+    """Return the fields as msgspec names them, one level deep: its own conversion would lose the path."""
     config, kind = value.__struct_config__, type(value)
     values = [getattr(value, name) for name in kind.__struct_fields__]
     if config.array_like:
@@ -322,11 +321,11 @@ _EXACT: dict[type, _Converter] = {
 
 
 def _unwrapped(builtin: Callable[[Any], Any], convert: _Converter) -> _Converter:
-    """A converter of a builtin's subclasses, whose own ``__str__`` and kin are not to be trusted."""
+    """Return a converter for a builtin's subclasses that ignores what they override, such as ``__str__``."""
     return lambda value, limits, room: convert(builtin(value), limits, room)
 
 
-# In the order they are asked: an Enum may also be an int, and every datetime is a date.
+# The order matters: an Enum may also be an int, and every datetime is a date.
 _SUBCLASSES: tuple[tuple[type, _Converter], ...] = (
     (Enum, _by_fields(attrgetter("value"))),
     (msgspec.Struct, _by_fields(_struct_fields)),
@@ -355,7 +354,7 @@ _converter: Callable[[type], _Converter] = functools.lru_cache(maxsize=1024)(_fi
 
 
 def _model_converter(kind: type) -> _Converter | None:
-    """Pydantic and attrs are known by their marks, so that neither need be installed."""
+    """Recognize pydantic and attrs by their attributes, so that neither must be installed."""
     if hasattr(kind, "model_dump"):
         return _by_fields(lambda value: value.model_dump())
     if dataclasses.is_dataclass(kind):
@@ -366,7 +365,7 @@ def _model_converter(kind: type) -> _Converter | None:
 
 
 def _refuser(fix: str) -> _Converter:
-    """A converter of what could be written in more than one way, of which none is a safe guess."""
+    """Return a converter that refuses values for which no JSON form is a safe guess."""
 
     def refuse(value: Any, limits: Limits, room: int) -> Any:
         raise _Refused(f"{_kind(value)} cannot be written as JSON; {fix}")
@@ -385,6 +384,6 @@ _DJANGO: dict[str, _Converter] = {
 
 
 def _django_converter(kind: type) -> _Converter | None:
-    """Django's are known by the names of their bases, so that it need not be installed."""
+    """Recognize Django's classes by the names of their bases, so that Django need not be installed."""
     names = (f"{base.__module__}.{base.__qualname__}" for base in kind.__mro__)
     return next((_DJANGO[name] for name in names if name in _DJANGO), None)

@@ -1,19 +1,11 @@
-"""What a receiver gets of a delivery: the body, its content type and headers; and the event out of them.
+"""Pack a delivery into the body, content type and headers that a receiver gets, and unpack the event.
 
-| ``format`` | body |
-|---|---|
-| ``json`` | ``{"id", "type", "timestamp", "aggregate_type", "aggregate_id", "data": payload}`` |
-| ``flat`` | ``{"id", "type", "aggregate_id", "timestamp", …payload}`` |
-| ``cloudevents`` | CloudEvents 1.0, structured |
-| ``payload`` | the payload and nothing else |
-| a function | what it makes of the ``Event``: bytes as they are, anything else as JSON |
+``docs/how-to/receive.md`` shows the bodies. Bytes are sent as base64 in ``data_base64`` instead of ``data``;
+with ``payload`` they are the body. Stored JSON text is copied without decoding it.
 
-A payload of bytes stands as base64 in ``data_base64`` instead of ``data``; under ``payload`` it is the body.
-The stored JSON text is copied into the body as it is: nobody here needs to understand it.
-
-``unpack`` tells the ``format`` by the content type and the fields of the body. What the headers of a broker's
-message say of the event goes before what the body says; under ``payload`` they say all there is. A webhook
-has no such headers: its type and aggregate are empty then.
+``unpack`` recognizes the format by the content type and the fields of the body. Headers of a broker's message
+override the body; with ``payload`` they are the only source. A webhook has no such headers, so the type and
+aggregate of a ``payload`` webhook are empty.
 """
 
 from __future__ import annotations
@@ -44,7 +36,7 @@ _ENCODE = json.Encoder().encode
 
 
 class Envelope(NamedTuple):
-    """What is sent of one delivery."""
+    """The body, content type and headers to send for one delivery."""
 
     body: bytes
     content_type: str
@@ -52,18 +44,18 @@ class Envelope(NamedTuple):
 
 
 Pack: TypeAlias = Callable[[Delivery], Envelope]
-"""Makes the envelope of a delivery; raises ``PayloadError`` where there is no way to write it."""
+"""Returns the envelope of a delivery; raises ``PayloadError`` if it cannot be written."""
 
 
 def packer(format: Format | Callable[[Event], Any]) -> Pack:
-    """The function that packs deliveries in this format."""
+    """Return the function that packs deliveries in this format."""
     if not isinstance(format, str):
         return lambda delivery: _by_function(format, delivery)
     return {"json": _json, "flat": _flat, "cloudevents": _cloudevents, "payload": _payload}[format]
 
 
 def event_of(delivery: Delivery) -> Event:
-    """The event as a handler sees it; raises ``PayloadError`` where it does not decode."""
+    """Return the event as a handler sees it. Raise ``PayloadError`` if it does not decode."""
     if delivery.payload_encoding is not None:
         _check_encoding(delivery)
     return Event(
@@ -103,10 +95,7 @@ def _json(delivery: Delivery) -> Envelope:
 
 
 def _flat(delivery: Delivery) -> Envelope:
-    """The fields of the payload beside our own, which win: receivers deduplicate by ``id``.
-
-    A payload that is no object stands under ``data``.
-    """
+    """Put the payload's fields next to ours. Ours win, because receivers deduplicate by ``id``."""
     own = {
         "id": delivery.event_id,
         "type": delivery.event_type,
@@ -145,7 +134,7 @@ def _cloudevents(delivery: Delivery) -> Envelope:
     body = _CloudEvent(
         "1.0",
         delivery.event_id,
-        # A source has to be a reference to a URI.
+        # CloudEvents requires a URI reference.
         f"/{quote(delivery.aggregate_type, safe='')}",
         delivery.event_type,
         delivery.aggregate_id,
@@ -169,7 +158,7 @@ def _payload(delivery: Delivery) -> Envelope:
 
 
 def _by_function(function: Callable[[Event], Any], delivery: Delivery) -> Envelope:
-    # The limit is for what a database keeps; how much a receiver takes is its own matter.
+    # The default limit is for what a database stores; receivers have their own.
     text, data, _ = encode_payload(function(event_of(delivery)), Limits(max_bytes=1 << 40))
     if text is None:
         return Envelope(data or b"", BYTES, _headers(delivery))
@@ -177,7 +166,6 @@ def _by_function(function: Callable[[Event], Any], delivery: Delivery) -> Envelo
 
 
 def _data(delivery: Delivery) -> tuple[Raw | UnsetType, bytes | UnsetType]:
-    """The payload as stored: JSON text, or bytes."""
     if delivery.payload_encoding == BINARY:
         return UNSET, delivery.payload_data or b""
     _check_encoding(delivery)
@@ -186,12 +174,12 @@ def _data(delivery: Delivery) -> tuple[Raw | UnsetType, bytes | UnsetType]:
 
 def _check_encoding(delivery: Delivery) -> None:
     if delivery.payload_encoding not in (None, BINARY):
-        # A newer emitter wrote it, and a newer relay may be the next to take it: no reason to fail it.
+        # Retry: a newer emitter wrote it, and the next relay to claim it may be newer too.
         raise Retry(f"payload_encoding {delivery.payload_encoding!r} is not known here; upgrade the relay")
 
 
 def _timestamp(delivery: Delivery) -> datetime:
-    """In UTC, so that receivers see one notation whatever the database's timezone."""
+    """Return the time in UTC, so that receivers see one notation for every database timezone."""
     created_at = delivery.created_at
     return created_at if not created_at.utcoffset() else created_at.astimezone(UTC)
 
@@ -209,10 +197,7 @@ _MARKS = ("relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-
 
 
 def _headers(delivery: Delivery) -> dict[str, str]:
-    """The trace context of the event if it is well formed, and whether it is a replay or a dead letter.
-
-    Its other headers are the application's own: over a network they could pass for the sender's.
-    """
+    """Return the trace context and our marks; the application's headers could pass for the sender's."""
     if '"traceparent"' not in delivery.headers and '"relaybox-' not in delivery.headers:
         return {}
     try:
@@ -228,7 +213,6 @@ def _headers(delivery: Delivery) -> dict[str, str]:
 
 
 def _one_line(text: str) -> str:
-    """As a header may hold it: printable ASCII, and not much of it."""
     return "".join(c if " " <= c <= "~" else "?" for c in text[:_LONGEST_MARK]).strip()
 
 
@@ -238,11 +222,11 @@ _OURS = ("event-id", "event-type", "aggregate-type", "aggregate-id")
 
 
 class Malformed(ValueError):
-    """A message that holds no event; the text says what is wrong and shows nothing of it."""
+    """A message without a valid event; the text says what is wrong, and quotes nothing of the message."""
 
 
 class Received(NamedTuple):
-    """A message as it arrived. ``message_id`` is the event's; ``sent_at`` stands in for an unknown time."""
+    """A message as it arrived. ``message_id`` is the event's id; ``sent_at`` replaces a missing time."""
 
     message_id: str
     body: bytes
@@ -253,8 +237,6 @@ class Received(NamedTuple):
 
 
 class _Content(NamedTuple):
-    """What a body says."""
-
     payload: Any
     type: Any = ""
     aggregate_type: Any = ""
@@ -263,12 +245,12 @@ class _Content(NamedTuple):
 
 
 def media_type(content_type: str) -> str:
-    """The content type without its parameters."""
+    """Return the content type without its parameters."""
     return content_type.partition(";")[0].strip().lower()
 
 
 def unpack(message: Received) -> Event:
-    """The event that a message holds; raises ``Malformed``."""
+    """Return the event that a message holds. Raise ``Malformed``."""
     if not message.message_id:
         raise Malformed("the message has no id")
     try:
@@ -307,7 +289,7 @@ def _content(message: Received, event_id: UUID) -> _Content:
     if body.keys() in ({*_JSON_FIELDS, "data"}, {*_JSON_FIELDS, "data_base64"}):
         return _Content(_payload_of(body), body["type"], body["aggregate_type"], *about)
     own = body.keys() - _FLAT_FIELDS
-    # Under ``data`` stands a payload that is no object: one that is would have its fields here.
+    # A payload that is an object has its fields at this level; any other payload is under ``data``.
     if own in ({"data"}, {"data_base64"}) and not isinstance(body.get("data"), dict):
         return _Content(_payload_of(body), body["type"], "", *about)
     return _Content({name: value for name, value in body.items() if name in own}, body["type"], "", *about)

@@ -1,15 +1,8 @@
-"""Standard Webhooks signatures: how a receiver knows that a message is ours, whole and recent.
+"""Sign and verify webhooks as Standard Webhooks specifies: https://www.standardwebhooks.com.
 
-What is signed is ``webhook-id.webhook-timestamp.body``. The header ``webhook-signature`` holds one signature
-for each secret, separated by spaces, so that a secret can be replaced while receivers still hold the old one:
-
-| secret | signature |
-|---|---|
-| ``whsec_`` and base64 | ``v1``, HMAC-SHA256 |
-| any other text | ``v1``, with its bytes as the key |
-| ``whsk_`` and base64, an ed25519 private key | ``v1a``; receivers verify with ``whpk_`` and the public key |
-
-See https://www.standardwebhooks.com.
+The signed content is ``webhook-id.webhook-timestamp.body``. The header ``webhook-signature`` holds one
+signature per secret, separated by spaces, so a secret can be replaced while receivers still hold the old one.
+``docs/how-to/receive.md`` lists the kinds of secrets.
 """
 
 from __future__ import annotations
@@ -27,11 +20,11 @@ TIMESTAMP = "webhook-timestamp"
 SIGNATURE = "webhook-signature"
 
 _MOST_SIGNATURES = 32
-"""How many of a header are looked at: whoever sends more wants to keep us busy."""
+"""Signatures of a header that are checked; more would only cost time."""
 
 
 class Key(NamedTuple):
-    """One secret: what signs with it, and what verifies with it. A public key does not sign."""
+    """The functions that sign and verify with one secret; a public key has no ``sign``."""
 
     version: str
     sign: Callable[[bytes], bytes] | None
@@ -39,10 +32,7 @@ class Key(NamedTuple):
 
 
 def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
-    """The keys of one secret or of several: a list, or a text with spaces between them.
-
-    Raises ``ConfigError`` for one that is malformed, without showing it.
-    """
+    """Parse secrets: a list, or text separated by spaces. Raise ``ConfigError`` without showing any."""
     texts = secrets.split() if isinstance(secrets, str) else [text.strip() for text in secrets]
     if not texts or not all(texts):
         raise ConfigError("the secret is empty; write at least one")
@@ -50,7 +40,7 @@ def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
 
 
 def sign(keys: Iterable[Key], message_id: str, timestamp: int, body: bytes) -> str:
-    """The value of ``webhook-signature``: one signature for each key."""
+    """Return the value of ``webhook-signature``: one signature for each key."""
     message = _message(message_id, str(timestamp), body)
     return " ".join(
         [f"{key.version},{b64encode(key.sign(message)).decode()}" for key in keys if key.sign is not None]
@@ -65,10 +55,10 @@ def verify(
     tolerance: float = 300,
     now: float,
 ) -> bool:
-    """Whether the message is signed with one of the secrets and no more than ``tolerance`` seconds off.
+    """True if one of the secrets signed the message, no more than ``tolerance`` seconds from ``now``.
 
-    ``headers`` are the request's, in any case, text or bytes; whatever they hold is an answer, never an
-    error. ``now`` is the time in seconds since 1970. Raises ``ConfigError`` where a secret is malformed.
+    ``headers`` are the request's: names in any case, text or bytes. Bad headers return False and never raise.
+    ``now`` is in seconds since 1970. Raise ``ConfigError`` if a secret is malformed.
     """
     keys = parse_keys(secrets)
     found = {_text(name).lower(): _text(value).strip() for name, value in headers.items()}
@@ -80,13 +70,13 @@ def verify(
     matched = False
     for version, signature in _split(signatures):
         for key in keys:
-            # No early return: the time taken does not tell which of them matched.
+            # No early return: the time taken must not reveal which one matched.
             matched |= version == key.version and key.check(message, signature)
     return matched
 
 
 def is_recent(timestamp: str, tolerance: float, now: float) -> bool:
-    """Whether it is a number of seconds since 1970, and no more than ``tolerance`` off."""
+    """True if the text is a number of seconds since 1970, at most ``tolerance`` from ``now``."""
     if not re.fullmatch(r"[0-9]{1,15}", timestamp, re.ASCII):
         return False
     return abs(now - int(timestamp)) <= tolerance
@@ -130,7 +120,7 @@ def _decode(prefix: str, encoded: str) -> bytes:
 
 
 def _symmetric(key: bytes) -> Key:
-    # What the key contributes is computed once.
+    # Hash the key once, not for every message.
     prepared = hmac.new(key, digestmod="sha256")
 
     def digest(message: bytes) -> bytes:
@@ -143,7 +133,7 @@ def _symmetric(key: bytes) -> Key:
 
 def _private(key: bytes) -> Key:
     ed25519 = _ed25519()
-    # NaCl writes the public key behind the private one.
+    # NaCl appends the public key to the private one.
     if len(key) not in (32, 64):
         raise ConfigError(f"the ed25519 key after whsk_ has {len(key)} bytes; it must have 32 or 64")
     private = ed25519.Ed25519PrivateKey.from_private_bytes(key[:32])

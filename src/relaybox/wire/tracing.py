@@ -1,7 +1,7 @@
-"""Trace context (W3C): stored with an event where it is emitted, and current again where it is handled.
+"""Store the W3C trace context with an event, and restore it where the event is handled.
 
-Only OpenTelemetry's API is used, and only where the application has imported it: without that no span can be
-current, and nothing here costs more than a look. What becomes of spans, the application's SDK decides.
+Only OpenTelemetry's API is used, and only if the application has imported it. Otherwise no span can be
+current, and nothing here costs more than a lookup.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 NAMES = ("traceparent", "tracestate")
 SYSTEM = "relaybox"
-"""What spans call this messaging system."""
 
 _API = "opentelemetry.trace"
 _version = functools.cache(version)
@@ -34,7 +33,7 @@ _TRACE_ID = re.compile(r'"traceparent": ?"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16
 
 
 def current() -> dict[str, str]:
-    """The context of the current span, as headers; none where no span is current."""
+    """Return the context of the current span as headers, or ``{}`` without a span."""
     if _API not in sys.modules:
         return {}
     from opentelemetry.trace import get_current_span
@@ -47,20 +46,19 @@ def current() -> dict[str, str]:
 
 
 def trace_id(headers: str) -> str | None:
-    """The id of the trace that an event's stored headers belong to."""
+    """Return the trace id in an event's stored headers."""
     found = _TRACE_ID.search(headers) if '"traceparent"' in headers else None
     return None if found is None else found[1]
 
 
 def sampled(headers: str) -> bool:
-    """Whether the emitter's span is recorded, by an event's stored headers."""
-    # Asked for every delivery, most of which have no context or one that is not sampled. Of its flags two are
-    # defined: whether it is, and whether the trace's id is random.
+    """True if the stored headers say that the emitter's span is recorded."""
+    # Called for every delivery, so a cheap test comes first. Flag 1 is "sampled", flag 2 "random trace id".
     return ('-01"' in headers or '-03"' in headers) and _SAMPLED.search(headers) is not None
 
 
 def stored(headers: str) -> Context | None:
-    """The emitter's context, of an event's stored headers; ``None``: there is none, or nobody traces."""
+    """Return the emitter's context from stored headers, or ``None`` without a context or OpenTelemetry."""
     if '"traceparent"' not in headers or _API not in sys.modules:
         return None
     try:
@@ -71,10 +69,7 @@ def stored(headers: str) -> Context | None:
 
 
 def received(headers: Mapping[str, Any]) -> Context | None:
-    """The emitter's context, of an event's headers, on top of whatever else is current.
-
-    ``None``: there is none, or a span of the same trace is current already.
-    """
+    """Return the current context plus the emitter's span; ``None`` if absent, or its trace is current."""
     if "traceparent" not in headers or _API not in sys.modules:
         return None
     from opentelemetry.context import get_current
@@ -91,7 +86,7 @@ def received(headers: Mapping[str, Any]) -> Context | None:
 
 @contextmanager
 def attached(context: Context | None) -> Iterator[None]:
-    """While the block runs, this context is the current one."""
+    """Make this context the current one while the block runs."""
     if context is None:
         yield
         return
@@ -106,11 +101,7 @@ def attached(context: Context | None) -> Iterator[None]:
 
 @contextmanager
 def processing(event: Event, consumer: str) -> Iterator[None]:
-    """A span for the handlers of a received event, in the trace of whoever emitted it.
-
-    Without a traceparent there is none. Without an SDK it records nothing, and the emitter's context is the
-    current one all the same.
-    """
+    """Run handlers in a span of the emitter's trace; without an SDK, only its context becomes current."""
     if "traceparent" not in event.headers or _API not in sys.modules:
         yield
         return
@@ -132,7 +123,7 @@ def processing(event: Event, consumer: str) -> Iterator[None]:
 
 
 def has_provider() -> bool:
-    """Whether the application has set up an SDK that spans go to."""
+    """True if the application has set up an SDK that receives spans."""
     if _API not in sys.modules:
         return False
     from opentelemetry.trace import ProxyTracerProvider, get_tracer_provider
@@ -141,7 +132,7 @@ def has_provider() -> bool:
 
 
 def tracer() -> Tracer:
-    """The one that spans of ours are made by."""
+    """Return the tracer for Relaybox's spans."""
     from opentelemetry.trace import get_tracer
 
     return get_tracer("relaybox", _version("relaybox"))

@@ -1,10 +1,6 @@
-"""An Algolia application, its hosts and its key: the URL of a destination and its options.
+"""Read an Algolia application, its hosts and its key from a destination's URL and options.
 
-| option | |
-|---|---|
-| ``host`` | a server in the place of Algolia's own, as host:port; several with commas |
-| ``tls`` | whether that one is spoken to with TLS (true where left out) |
-| ``version_field`` | the attribute that keeps a record's version, and guards it against older ones |
+``host`` names servers instead of Algolia's, as host:port, several with commas; ``tls`` is for those.
 """
 
 from __future__ import annotations
@@ -23,7 +19,7 @@ _HOSTS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+):[0-9]{1,5}", re.AS
 
 
 class Application(NamedTuple):
-    """An application, its hosts for changes and for reads, and how records are kept."""
+    """An application, its hosts for writes and for reads, and how records are stored."""
 
     id: str
     key: str
@@ -46,7 +42,7 @@ OPTIONS: dict[str, Parse[Any]] = {"host": _hosts, "tls": flag, "version_field": 
 
 
 def application_of(destination: Destination) -> Application:
-    """What the URL and the options say; raises ``ConfigError``."""
+    """Return what the URL and the options say. Raise ``ConfigError``."""
     address = parse_address(destination, 443, {**SEARCH_OPTIONS, **OPTIONS, **TLS_OPTIONS})
     options, setting = address.options, f"destination {destination.name!r}"
     if not address.password:
@@ -75,7 +71,7 @@ def application_of(destination: Destination) -> Application:
 def _bases(
     application: str, own: tuple[str, ...] | None, scheme: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """The hosts for writes and for reads, each in the order in which they are asked."""
+    """Return the hosts for writes and for reads, in the order to ask them."""
     if own is not None:
         bases = tuple(f"{scheme}://{host}" for host in own)
         return bases, bases
@@ -85,7 +81,7 @@ def _bases(
 
 
 def _application_id(destination: Destination) -> str:
-    """The URL's host as it is written: the header wants it in capitals."""
+    """Return the URL's host in its original case: the header needs capitals."""
     found = re.match(r"[^:]*://(?:[^/?#]*@)?([A-Za-z0-9]+)(?:[/?]|\Z)", destination.sink)
     if found is None:
         masked = mask_url(destination.sink)

@@ -1,10 +1,10 @@
-"""Algolia: batches of its REST API, each of them done when its task is published.
+"""Algolia: batches of its REST API, each done when its task is published.
 
-A document replaces the record of its id. With ``version_field`` it is a partial update that Algolia ignores
-where the record has a newer version in that attribute: attributes that are no longer in the document stay in
-the record then, and a delete is not guarded.
+A document replaces the record with its id. With ``version_field`` it is a partial update instead, which
+Algolia ignores if the record has a newer version. Attributes missing in the document then stay in the record,
+and deletes are not guarded.
 
-Algolia refuses a batch for one bad record: that one is looked for, and the others are written without it.
+Algolia refuses a whole batch for one bad record; that record is found, and the others are written without it.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ MOST = 1000
 LARGEST_BODY = 10_000_000
 """Bytes of a batch, as Algolia advises; one record may be larger."""
 DOWN_SECONDS = 300.0
-"""For so long a host that was in trouble is asked after the others."""
+"""Seconds for which a failed host is asked last."""
 MOVE_SECONDS = 300.0
-"""An index of any size is moved, which is slower than to write a batch."""
+"""Seconds for a move, which is slower than a batch."""
 MARK = "relaybox-index"
-"""In ``userData`` of an index's settings: what tells it apart from a later one of its name."""
+"""The key in ``userData`` of an index's settings; the value tells it from a later one of its name."""
 
 _FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.01, 1.0
 _OF_INDEX = re.compile(r"index ?name", re.IGNORECASE)
@@ -43,7 +43,7 @@ _BAD = re.compile(r"[Rr]ecord at the position ([0-9]+)(?: objectID=(.*))? is too
 
 
 def open_engine(destination: Destination) -> AlgoliaEngine:
-    """The engine of a destination whose URL begins with ``algolia://``."""
+    """Open the engine of an ``algolia://`` destination."""
     return AlgoliaEngine(application_of(destination), destination.timeout)
 
 
@@ -67,7 +67,7 @@ class AlgoliaEngine:
         self._pause = _FIRST_PAUSE
 
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
-        """An answer for each change, when the tasks of all are published."""
+        """Return an answer for each change, once all tasks are published."""
         answers: dict[int, Answer] = {}
         actions = encode_changes(changes, self._packed, answers)
         tasks = await self._send(index, actions, answers)
@@ -83,10 +83,10 @@ class AlgoliaEngine:
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Those that exist, each with its mark; one that Relaybox did not create has an empty one.
+        """Return the indexes that exist, each with its mark, which is empty if Relaybox did not create it.
 
-        Without a mark an index that is being built is none: Algolia has made it of a late write to one that
-        was moved or deleted, and whoever took it for the other would write to it for ever.
+        Ignore a build index without a mark. Algolia created it from a late write to one that was moved or
+        deleted; relays that accepted it would write to it forever.
         """
         found = await asyncio.gather(*(self._user_data(name) for name in names))
         marks = {
@@ -95,7 +95,7 @@ class AlgoliaEngine:
         return {name: mark for name, mark in marks.items() if mark or not name.endswith(BUILDING)}
 
     async def create(self, name: str, *, like: str | None = None) -> None:
-        """Make an empty index; with ``like``, of its settings, synonyms and rules, whatever had the name."""
+        """Create an empty index; with ``like``, replace any of that name and copy all but the records."""
         kept: Mapping[str, Any] = {}
         if like is not None:
             await self.drop(name)
@@ -106,7 +106,7 @@ class AlgoliaEngine:
         await self._do("PUT", name, "/settings", {"userData": {**kept, MARK: uuid4().hex}})
 
     async def replace(self, live: str, fresh: str) -> None:
-        """Move ``fresh`` over ``live``. Algolia says nothing where there is none to move: it is looked at."""
+        """Move ``fresh`` over ``live``. Algolia reports no missing index, so check before and after."""
         mark = (await self.present([fresh])).get(fresh)
         if mark is None:
             raise Unavailable(f"the index {fresh!r} does not exist on {self.where}; {live!r} stays as it is")
@@ -120,10 +120,10 @@ class AlgoliaEngine:
         await self._do("DELETE", name, "", None)
 
     async def refresh(self, index: str) -> None:
-        """Whatever was written is visible: its task was published."""
+        """Do nothing: writes are visible when their task is published."""
 
     async def count(self, index: str) -> int:
-        """How many records the list of all indexes says it has."""
+        """Return the number of records, from the list of all indexes."""
         listed = await self._read("GET", "/1/indexes")
         for item in listed["items"]:
             if item["name"] == index:
@@ -131,7 +131,7 @@ class AlgoliaEngine:
         raise Unavailable(f"the index {index!r} does not exist on {self.where}")
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The records that exist of these, without what was added to the documents."""
+        """Return the records with these ids that exist, without the attributes that Relaybox added."""
         found: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(ids), MOST):
             requests = [{"indexName": index, "objectID": id} for id in ids[begin : begin + MOST]]
@@ -140,7 +140,7 @@ class AlgoliaEngine:
         return found
 
     async def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
-        """The ids of all records, by a thousand."""
+        """Yield the ids of all records, a thousand at a time."""
         asked: dict[str, Any] = {"attributesToRetrieve": ["objectID"], "hitsPerPage": MOST}
         while True:
             page = await self._read("POST", _path(index, "/browse"), asked)
@@ -151,15 +151,15 @@ class AlgoliaEngine:
             asked["cursor"] = page["cursor"]
 
     async def check(self) -> None:
-        """List the indexes, for which the key must be known; raises ``Unavailable`` with the reason."""
+        """List the indexes, which needs a valid key. Raise ``Unavailable`` with the reason."""
         await self._read("GET", "/1/indexes?page=0&hitsPerPage=1")
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._client.close()
 
     def _packed(self, change: Change) -> bytes:
-        """The action of a batch; raises ``Reject`` where Algolia has no place for the document."""
+        """Return the action for a batch. Raise ``Reject`` if Algolia cannot store the document."""
         if not change.id:
             raise Reject("the aggregate's id is empty, and an objectID must not be")
         if change.document is None:
@@ -188,7 +188,7 @@ class AlgoliaEngine:
     async def _send(
         self, index: str, actions: Sequence[Item], answers: dict[int, Answer]
     ) -> Sequence[tuple[int, Sequence[Item]]]:
-        """The tasks of what Algolia took; what it did not take is answered."""
+        """Send the actions; return the tasks of what Algolia took, and answer the rest."""
         tasks = []
         left = list(parts_of(actions, LARGEST_BODY))
         end = time.monotonic() + self._timeout
@@ -206,7 +206,7 @@ class AlgoliaEngine:
                 elif reply.status in (400, 413) and _is_of_record(reply):
                     left += self._without_bad(reply, part, answers)
                 elif _over_quota(reply) and len(part) > 1:
-                    # Deletes make room, and must not wait for it; of others there may be room for some.
+                    # Deletes free space and must not wait for it; some of the others may still fit.
                     deletes = [action for action in part if action.deletes]
                     fewer = deletes if 0 < len(deletes) < len(part) else part[: len(part) // 2]
                     left.append(fewer)
@@ -215,7 +215,7 @@ class AlgoliaEngine:
                 else:
                     raise self._failed(reply)
             except TROUBLE as error:
-                # It holds for the application or the index, and so for whatever would follow.
+                # The application or the index is in trouble, so the rest would fail too.
                 for action in (*part, *(each for more in left for each in more)):
                     answers[action.at] = error
                 break
@@ -224,7 +224,7 @@ class AlgoliaEngine:
     def _without_bad(
         self, reply: Reply, part: Sequence[Item], answers: dict[int, Answer]
     ) -> list[Sequence[Item]]:
-        """What to try next of a batch that was refused for a bad record; the bad one is answered."""
+        """Answer the bad record of a refused batch; return what to try next."""
         bad = part[0] if len(part) == 1 else _named(reply, part)
         if bad is None:
             return halves(part)
@@ -241,7 +241,7 @@ class AlgoliaEngine:
         return [rest] if rest else []
 
     async def _published(self, index: str, task: int, end: float) -> None:
-        """Wait until the task is done. The first look comes after half of what the last task took."""
+        """Wait until the task is done. The first check comes after half the time that the last task took."""
         begin, pause = time.monotonic(), self._pause
         while True:
             await asyncio.sleep(min(pause, max(end - time.monotonic(), 0.0)))
@@ -266,7 +266,6 @@ class AlgoliaEngine:
         asked: Mapping[str, Any] | None,
         seconds: float | None = None,
     ) -> None:
-        """A request that makes a task; returns when that is published."""
         reply = await self._ask(method, _path(index, path), asked)
         if not reply.ok:
             raise self._failed(reply)
@@ -274,11 +273,10 @@ class AlgoliaEngine:
         await self._published(index, _task_of(reply), end)
 
     async def _user_data(self, index: str) -> Mapping[str, Any] | None:
-        """What the settings of an index keep for others; None where it does not exist."""
-        # Not of the hosts near by, which may be behind: a build that they do not know yet would miss changes.
+        # Not from the hosts for reads, which may lag: a relay must see a new build, or it misses changes.
         reply = await self._ask("GET", _path(index, "/settings"))
         if reply.status == 404 or (reply.status == 403 and index.endswith(BUILDING)):
-            # A key that is for the live index alone does not see the other: nothing is built with it, either.
+            # A key for the live index alone does not see a build index, and cannot build one either.
             return None
         if not reply.ok:
             raise self._failed(reply)
@@ -294,7 +292,7 @@ class AlgoliaEngine:
         return _object_of(reply)
 
     async def _ask(self, method: str, path: str, body: Any = None, *, reading: bool = False) -> Reply:
-        """The answer of the first host that has one: not of those that nobody reaches, or that say 5xx."""
+        """Ask the hosts in turn, until one is reachable and does not answer 5xx."""
         bases = self._application.reading if reading else self._application.writing
         now = time.monotonic()
         in_turn = sorted(bases, key=lambda base: self._down.get(base, 0.0) > now)
@@ -309,7 +307,7 @@ class AlgoliaEngine:
                     return reply
             except Unavailable as error:
                 self._down[base] = time.monotonic() + DOWN_SECONDS
-                # A host that took the request and did not answer may be at it yet.
+                # A host that took the request may still be working on it.
                 if last or not isinstance(error, Unreachable):
                     raise
         raise AssertionError("an application has at least one host")
@@ -319,7 +317,7 @@ class AlgoliaEngine:
             return Throttled(self._client.reason(reply), after=reply.after)
         if _over_quota(reply):
             said = clean(_said_in(reply), [self._application.key])
-            # Deletes are taken all the while, and what waits for room has not failed by itself.
+            # Throttled, because deletes still work and an event that waits for space has not failed.
             return Throttled(f"{reply.where}: {reply.status}: {said}", after=reply.after)
         if reply.status in (400, 402) or reply.status >= 500:
             return Unavailable(self._client.reason(reply), after=reply.after)
@@ -333,7 +331,7 @@ def _path(index: str, path: str) -> str:
 
 
 def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
-    """The record that Algolia names as the bad one: by its fields, or on newer clusters in the message."""
+    """Return the record that Algolia names as bad: in its fields, or on newer clusters in the message."""
     error = _error_in(reply)
     told = _BAD.search(_said_in(reply))
     position = str(error.get("position", told and told[1]))
@@ -345,7 +343,6 @@ def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
 
 
 def _object_of(reply: Reply) -> Mapping[str, Any]:
-    """The JSON object of an answer; raises ``Unavailable`` where it is none."""
     answer = reply.json()
     if not isinstance(answer, dict):
         raise Unavailable(f"{reply.where} answered in another way than Algolia does")
@@ -353,7 +350,6 @@ def _object_of(reply: Reply) -> Mapping[str, Any]:
 
 
 def _task_of(reply: Reply) -> int:
-    """The number of the task that a request made."""
     task = _object_of(reply).get("taskID")
     if not isinstance(task, int):
         raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Algolia?")
@@ -361,21 +357,19 @@ def _task_of(reply: Reply) -> int:
 
 
 def _is_of_record(reply: Reply) -> bool:
-    """Whether it says of the records what is wrong, and not of the index; somebody else says nothing."""
+    """True if Algolia's error is about records, not about the index."""
     said = _said_in(reply)
     return reply.status == 413 or (bool(said) and not _OF_INDEX.search(said))
 
 
 def _said_in(reply: Reply) -> str:
-    """What Algolia says is wrong."""
     return str(_error_in(reply).get("message", ""))
 
 
 def _over_quota(reply: Reply) -> bool:
-    """Whether the application has no room left."""
     return reply.status in (402, 403) and "quota" in _said_in(reply).lower()
 
 
 def _error_in(reply: Reply) -> Mapping[str, Any]:
-    """All that it says of a failure; nothing where somebody else answered."""
+    """Return the fields of Algolia's error, or ``{}`` if something else answered."""
     return reply.read(dict[str, Any]) or {}

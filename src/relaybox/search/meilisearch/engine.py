@@ -1,7 +1,7 @@
-"""Meilisearch: changes go as documents to add and ids to delete; they are done when their tasks succeed.
+"""Meilisearch: documents to add and ids to delete become tasks; a change is done when its task succeeds.
 
-A document that Meilisearch refuses fails the whole task it came with: the others are sent again without it.
-Whatever is added to an index that does not exist creates it; one that was created so is deleted again.
+One refused document fails its whole task, so the others are sent again without it. Adding to a missing index
+creates it; an index that was created that way is deleted again.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 
 PORT = 7700
 PAGE = 1000
-"""Documents in an answer."""
 AT_ONCE = 8
-"""Requests under way for one write."""
+"""Requests at a time for one write."""
 KNOWN = 10_000
-"""Indexes of which it is kept when they were created."""
+"""Indexes with a remembered creation time."""
 SWAPS = 2
-"""Times that a swap is tried whose effect is not seen."""
+"""Tries of a swap that has no visible effect."""
 
 LARGEST_BODY = 32 * 1024 * 1024
-"""Bytes of a request; a server takes 100 MiB unless it is told otherwise."""
+"""Bytes of a request; a server takes 100 MiB by default."""
 LONGEST_ID = 511
 
 _NDJSON = "application/x-ndjson"
@@ -52,7 +51,7 @@ class _Index(Struct, rename="camel"):
 
 
 class MeilisearchEngine:
-    """One Meilisearch server. Raises ``ConfigError`` where the URL or an option is wrong."""
+    """One Meilisearch server. Raises ``ConfigError`` if the URL or an option is wrong."""
 
     most = 1000
 
@@ -78,11 +77,11 @@ class MeilisearchEngine:
         self._id_field: str = address.options.get("id_field", "id")
         self._creates: bool = address.options.get("create_index", False)
         self._created: dict[str, str] = {}
-        """When the indexes were created that somebody asked for."""
+        """When the indexes were created that ``present`` found."""
         self.where = self._client.where
 
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
-        """Do them all, and answer each when its task has finished."""
+        """Apply the changes; return an answer for each when its task has finished."""
         _path(index)
         end = self._end()
         answers: dict[int, Answer] = {}
@@ -99,7 +98,7 @@ class MeilisearchEngine:
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Those of the indexes that exist, each with when it was created."""
+        """Return the indexes that exist, each with its time of creation."""
         asked = await asyncio.gather(*map(self._index, names))
         found = {
             name: index.created_at.isoformat() for name, index in zip(names, asked, strict=True) if index
@@ -110,7 +109,7 @@ class MeilisearchEngine:
         return found
 
     async def create(self, name: str, *, like: str | None = None) -> None:
-        """Make an empty index with the primary key and settings of ``like``; ``Retry`` where it exists."""
+        """Create an empty index with the key and settings of ``like``. Raise ``Retry`` if it exists."""
         path = _path(name)
         key, settings = self._id_field, {}
         if like is not None:
@@ -128,7 +127,7 @@ class MeilisearchEngine:
             raise
 
     async def replace(self, live: str, fresh: str) -> None:
-        """Swap them, and delete the old one, which has the name ``fresh`` then."""
+        """Swap the two, and delete the old index, which is then called ``fresh``."""
         if not await self.present([live]):
             await self.create(live)
         await self._swap(live, fresh)
@@ -139,15 +138,15 @@ class MeilisearchEngine:
         await self._do("DELETE", _path(name), unless="index_not_found")
 
     async def refresh(self, index: str) -> None:
-        """What was written is visible: its task has succeeded."""
+        """Do nothing: writes are visible when their task has succeeded."""
 
     async def count(self, index: str) -> int:
-        """How many documents it has."""
+        """Return the number of documents."""
         count: int = (await self._json("GET", f"{_path(index)}/stats"))["numberOfDocuments"]
         return count
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The documents that exist of these."""
+        """Return the documents with these ids that exist."""
         possible = [each for each in dict.fromkeys(ids) if _is_id(each)]
         found: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(possible), PAGE):
@@ -157,7 +156,7 @@ class MeilisearchEngine:
         return found
 
     async def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
-        """The ids of all documents. One may be missed where others are deleted meanwhile."""
+        """Yield the ids of all documents. One may be missed if others are deleted meanwhile."""
         offset, total = 0, 1
         while offset < total:
             asked = {"fields": [self._id_field], "limit": PAGE, "offset": offset}
@@ -168,47 +167,45 @@ class MeilisearchEngine:
             offset, total = offset + len(page["results"]), page["total"]
 
     async def check(self) -> None:
-        """Reach the server with its key; raises ``Unavailable`` with the reason."""
+        """Reach the server with its key. Raise ``Unavailable`` with the reason."""
         status = (await self._json("GET", "/health")).get("status")
         if status != "available":
             raise Unavailable(f"{self.where} says that it is {status!r}")
         await self._json("GET", "/indexes", params={"limit": "1"})
 
     async def close(self) -> None:
-        """Give up the connections, and whatever is waited for."""
+        """Close the connections, and stop waiting for tasks."""
         await self._tasks.close()
         await self._client.close()
 
     def _end(self) -> float:
-        """When the time of what begins now is over, by the loop's clock."""
         return asyncio.get_running_loop().time() + self._timeout
 
     async def _settle(
         self, index: str, items: Sequence[Item], answers: dict[int, Answer], end: float
     ) -> Sequence[Sequence[Item]]:
-        """Answer what one request tells; the rest is to be sent in others."""
+        """Answer what one request settles; return the items to send again, in other requests."""
         try:
             answer, error = await self._send(index, items, end)
             divides = error.code == "payload_too_large" or error.may_be_of_document
             if isinstance(answer, Reject | Retry) and len(items) > 1 and divides:
-                # The document that the error names is answered; the others go in halves.
                 named = _NAMED.search(error.message)
                 guilty = {item.at for item in items if named and item.id == named[1]}
                 answers.update(dict.fromkeys(guilty, answer))
                 return halves([item for item in items if item.at not in guilty])
         except Exception as raised:
-            # Those beside it go on, and what they do is not to be lost.
+            # Parallel requests go on, and their answers must not be lost.
             answer = answer_of(raised)
         answers.update((item.at, answer) for item in items)
         return ()
 
     async def _send(self, index: str, items: Sequence[Item], end: float) -> tuple[Answer, Error]:
-        """What becomes of a request and its task, and the error if there is one."""
+        """Send a request and wait for its task; return the answer, and the error if there is one."""
         reply = await self._post(f"{_path(index)}/documents", items, end)
         if not reply.ok:
             failure, error = self._failed(reply), _of_some(reply)
             if isinstance(failure, Reject) and not error.code:
-                # Nobody has looked at a document.
+                # The request was refused before any document was read.
                 raise Unavailable(failure.reason)
             return failure, error
         task = await self._tasks.finished(enqueued(reply), end)
@@ -216,12 +213,11 @@ class MeilisearchEngine:
         if not items[0].deletes and (failed is None or error.of_index or error.of_document):
             exists = await self._check_index(index, task)
             if failed is None and not exists:
-                # Another request has found that they had made it, and deleted it with what was added.
+                # A parallel request found that these writes had created the index, and deleted it with them.
                 raise self._missing(index)
         return failed or DELIVERED, error
 
     async def _post(self, path: str, items: Sequence[Item], end: float) -> Reply:
-        """Add documents, as lines of JSON, or delete an array of ids."""
         sent = [item.sent for item in items]
         try:
             async with asyncio.timeout_at(end):
@@ -235,10 +231,7 @@ class MeilisearchEngine:
             raise Unavailable(f"no answer from {self.where} within {self._timeout:g}s") from None
 
     async def _check_index(self, index: str, task: Task) -> bool:
-        """Return whether the index exists.
-
-        Raises ``Unavailable`` where it is not what it should be: no document is to blame then.
-        """
+        """Return True if the index exists. Raise ``Unavailable`` if it is not as configured."""
         found = await self._index(index)
         if found is None:
             return False
@@ -257,15 +250,15 @@ class MeilisearchEngine:
         return Unavailable(f"the index {index!r} does not exist on {self.where}; create it")
 
     def _was_made_by(self, task: Task, index: str, created: datetime) -> bool:
-        """Whether adding to it made it, which nobody wanted."""
+        """True if the task created the index by adding to it, although it should not."""
         if self._creates and not index.endswith(BUILDING):
             return False
-        # Clocks are set back at times: one that was there before is not judged by them.
+        # Clocks may be set back, so they do not decide about an index that was seen before.
         if created.isoformat() == self._created.get(index):
             return False
         if task.started_at is None or task.finished_at is None:
             return False
-        # One task runs at a time: no other can have made it meanwhile.
+        # Tasks run one at a time, so no other can have created it meanwhile.
         return task.started_at <= created <= task.finished_at
 
     async def _index(self, name: str) -> _Index | None:
@@ -273,7 +266,7 @@ class MeilisearchEngine:
         if reply.status == HTTPStatus.NOT_FOUND and error_of(reply).code == "index_not_found":
             return None
         if reply.status == HTTPStatus.FORBIDDEN and name.endswith(BUILDING):
-            # A key that is for the live index alone: nothing is built with it, either.
+            # A key for the live index alone does not see a build index, and cannot build one either.
             return None
         if not reply.ok:
             raise self._failed(reply)
@@ -283,7 +276,7 @@ class MeilisearchEngine:
         return index
 
     async def _swap(self, live: str, fresh: str) -> None:
-        """Swap them, whatever becomes of the answer: to swap once more would undo it."""
+        """Swap the two. Check the effect before another try, because a second swap would undo the first."""
         wanted = (await self.present([fresh])).get(fresh)
         if wanted is None:
             raise Unavailable(f"the index {fresh!r} does not exist on {self.where}")
@@ -293,7 +286,7 @@ class MeilisearchEngine:
                 await self._do("POST", "/swap-indexes", [{"indexes": [live, fresh]}])
             except (Retry, Unavailable) as error:
                 trouble = Unavailable(error.reason)
-                # Those that are under way come first.
+                # A swap may still be under way although its answer was lost.
                 asked = {"types": "indexSwap", "statuses": "enqueued,processing"}
                 for task in (await self._json("GET", "/tasks", params=asked))["results"]:
                     await self._tasks.finished(task["uid"], self._end())
@@ -302,7 +295,7 @@ class MeilisearchEngine:
         raise trouble
 
     async def _do(self, method: str, path: str, body: Any = None, *, unless: str | None = None) -> None:
-        """Have a task done; ``unless`` is the code of a failure that is as good."""
+        """Run a task; ``unless`` is the code of a failure that counts as success."""
         reply = await self._client.request(method, path, body)
         if not reply.ok:
             if error_of(reply).code == unless:
@@ -314,7 +307,7 @@ class MeilisearchEngine:
             raise failure
 
     def _failed(self, reply: Reply) -> Retry | Reject | Unavailable:
-        """What an answer other than 2xx means: by its code where the server itself is in trouble."""
+        """Return the outcome of an answer other than 2xx; its code tells if the server is in trouble."""
         return self._tasks.trouble(error_of(reply), str(reply.status)) or self._client.failed(reply)
 
     async def _fetch(self, index: str, asked: dict[str, Any]) -> Any:
@@ -330,7 +323,7 @@ class MeilisearchEngine:
 
 
 def _of_some(reply: Reply) -> Error:
-    """What is wrong with some of what was sent; nothing where it is with the whole request."""
+    """Return the error if it is about some of the documents, or an empty one if about the whole request."""
     if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
         return Error(code="payload_too_large")
     error = error_of(reply)
@@ -338,7 +331,6 @@ def _of_some(reply: Reply) -> Error:
 
 
 def _encode(change: Change) -> bytes:
-    """Encode the document, or the id to delete; raises ``Reject`` where no server takes it."""
     if not _is_id(change.id):
         raise Reject(
             f"{shorten(change.id)} is no id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
@@ -355,7 +347,6 @@ def _is_id(text: str) -> bool:
 
 
 def _path(index: str) -> str:
-    """Where an index is found; raises ``Reject`` where none can have the name."""
     if not _NAME.fullmatch(index):
         raise Reject(
             f"{shorten(index)} is no index for Meilisearch: it takes letters a-z A-Z, digits, - and _"
@@ -364,7 +355,7 @@ def _path(index: str) -> str:
 
 
 def _check_copied(like: str, settings: Mapping[str, Any]) -> None:
-    """Raises ``Unavailable`` where settings cannot be copied: Meilisearch does not show an embedder's key."""
+    """Raise ``Unavailable`` if an embedder has a key: Meilisearch hides it, so it cannot be copied."""
     embedders: Mapping[str, Any] = settings.get("embedders") or {}
     for name, embedder in embedders.items():
         if embedder.get("apiKey"):

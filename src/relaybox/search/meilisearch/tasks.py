@@ -1,7 +1,4 @@
-"""Meilisearch's tasks: what it accepts is only queued, and done when its task has succeeded.
-
-All tasks that somebody waits for are asked about in one request, by one poller.
-"""
+"""Wait for Meilisearch's tasks. A request only queues a task; one poller asks about all awaited tasks."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from relaybox.search.http import Client, Reply
 from relaybox.sinks.sink import clean
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.1
-"""Seconds between two looks: longer and longer while nothing is done."""
+"""Seconds between polls; they double while nothing finishes."""
 AT_A_TIME = 200
-"""Tasks in one look: they stand in its URL."""
+"""Tasks in one poll, which lists them in its URL."""
 BUSY_PAUSE = 1.0
-"""Seconds to the next look after a server that is asked too much, where it does not say."""
+"""Seconds to the next poll if an overloaded server does not say."""
 
 _FINISHED = frozenset(["succeeded", "failed", "canceled"])
 _BUSY = frozenset([HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE])
@@ -32,7 +29,7 @@ _OF_DOCUMENTS = ("invalid_document_", "missing_document_", "document_", "invalid
 
 
 class Error(Struct):
-    """Why it refuses something."""
+    """Why Meilisearch refused something."""
 
     message: str = ""
     code: str = ""
@@ -40,23 +37,23 @@ class Error(Struct):
 
     @property
     def of_document(self) -> bool:
-        """Whether a document is at fault, and the others would be taken without it."""
+        """True if a document is at fault, and the others would be accepted without it."""
         return self.code.startswith(_OF_DOCUMENTS)
 
     @property
     def of_index(self) -> bool:
-        """Whether the index has another primary key."""
+        """True if the index has another primary key."""
         return self.code == "index_primary_key_already_exists"
 
     @property
     def may_be_of_document(self) -> bool:
-        """Whether a document may be at fault, for all that is known of this code."""
+        """True if a document may be at fault, as far as this code tells."""
         may_be = self.type in ("invalid_request", "internal") and self.code not in _SERVERS_TROUBLE
         return self.of_document or may_be
 
 
 class Task(Struct, rename="camel"):
-    """A task as far as it matters here."""
+    """The fields of a task that are used here."""
 
     uid: int
     status: str
@@ -74,12 +71,12 @@ class _Enqueued(Struct, rename="camel"):
 
 
 def error_of(reply: Reply) -> Error:
-    """What an answer says is wrong; nothing where somebody else answered."""
+    """Return the error of an answer, or an empty one if something else answered."""
     return reply.read(Error) or Error()
 
 
 def enqueued(reply: Reply) -> int:
-    """The number of the task that a request made."""
+    """Return the id of the task that a request made."""
     task = reply.read(_Enqueued)
     if task is None:
         raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Meilisearch?")
@@ -99,9 +96,9 @@ class Tasks:
         self._poller: asyncio.Task[None] | None = None
 
     async def finished(self, uid: int, end: float) -> Task:
-        """The task when it has finished; raises ``Unavailable`` where it has not by ``end``."""
+        """Return the finished task. Raise ``Unavailable`` if it has not finished by ``end``."""
         if self._poller is None or self._poller.done() or self._poller.get_loop() is not _loop():
-            # What waited in another loop ended with it.
+            # Tasks that were awaited in another loop ended with it.
             self._waiting, self._changed = {}, asyncio.Event()
             self._poller = asyncio.create_task(self._poll())
         future: asyncio.Future[Task] = _loop().create_future()
@@ -121,7 +118,7 @@ class Tasks:
                 self._changed.set()
 
     def failure(self, task: Task) -> Retry | Reject | Unavailable | None:
-        """What a finished task means for what it was to do; None where that is done."""
+        """Return the outcome of a task that failed, or None if it succeeded."""
         if task.status == "succeeded":
             return None
         if task.status == "canceled" or task.error is None:
@@ -132,9 +129,9 @@ class Tasks:
         return self.trouble(task.error, what) or Retry(self._told(task.error, what))
 
     def trouble(self, error: Error, what: str) -> Unavailable | None:
-        """What an error means that is nobody's fault but the server's or its settings'; None for another."""
+        """Return ``Unavailable`` if the server or its settings are at fault, or None."""
         if error.code in _FULL:
-            # Deletes may be taken all the while, and what waits for room has not failed by itself.
+            # Throttled, because deletes may still work and an event that waits for space has not failed.
             return Throttled(self._told(error, what))
         if error.code in _SERVERS_TROUBLE or error.type == "system":
             return Unavailable(self._told(error, what))
@@ -144,7 +141,7 @@ class Tasks:
         return f"{self._client.where}: {what}: {clean(error.message, self._secrets)} ({error.code})"
 
     async def close(self) -> None:
-        """Nobody waits any more."""
+        """Stop polling, and fail what is still awaited."""
         poller, self._poller = self._poller, None
         if poller is None or poller.get_loop() is not _loop():
             return
@@ -153,7 +150,6 @@ class Tasks:
         self._fail(Retry(f"{self._client.where} was given up: the sink is closed"))
 
     async def _poll(self) -> None:
-        """Look again and again, until nobody waits."""
         pause = SHORTEST_PAUSE
         try:
             while self._waiting:
@@ -166,7 +162,7 @@ class Tasks:
             self._fail(error)
 
     async def _interrupted(self, pause: float) -> bool:
-        """Whether somebody came, or the last one left, before the pause was over."""
+        """True if a task was added, or the last one left, before the pause was over."""
         try:
             async with asyncio.timeout(pause):
                 return await self._changed.wait()
@@ -174,7 +170,7 @@ class Tasks:
             return False
 
     async def _look(self) -> bool:
-        """Whether any of them has finished."""
+        """Poll once; return True if any task has finished."""
         uids = sorted(self._waiting)
         finished = False
         for begin in range(0, len(uids), AT_A_TIME):
@@ -182,13 +178,13 @@ class Tasks:
             params = {"uids": ",".join(map(str, some)), "limit": str(len(some))}
             reply = await self._client.request("GET", "/tasks", params=params)
             if reply.status in _BUSY:
-                # What they do goes on: to send it again would be more to do.
+                # The tasks go on; sending them again would add to the load.
                 after = BUSY_PAUSE if reply.after is None else max(reply.after, LONGEST_PAUSE)
                 await asyncio.sleep(min(after, self._timeout))
                 return finished
             if not reply.ok:
                 failure = self._client.failed(reply)
-                # What the tasks do is another matter.
+                # This failure says nothing about the tasks.
                 raise failure if isinstance(failure, Unavailable) else Unavailable(failure.reason)
             listed = reply.read(_Listed)
             if listed is None:

@@ -1,8 +1,8 @@
-"""OpenSearch's bulk requests: changes as lines, and what the answers mean.
+"""Encode changes for OpenSearch's bulk requests, and interpret the answers.
 
-A change carries the version of its event (``external_gte``). OpenSearch takes none that is older than what it
-has, so a conflict says that a newer one is there. It knows the versions of deleted documents for a while
-(``index.gc_deletes``, 60 seconds); after that only the order of the deliveries guards them.
+A change carries the version of its event (``external_gte``). OpenSearch refuses an older one, so a conflict
+means that a newer version is there. It keeps the versions of deleted documents for ``index.gc_deletes`` (60
+seconds); after that only the order of deliveries guards them.
 """
 
 from __future__ import annotations
@@ -18,20 +18,19 @@ from relaybox.sinks.http.status import classify
 from relaybox.sinks.sink import DELIVERED, Answer, clean
 
 LONGEST_ID = 512
-"""Bytes of a document's id."""
 
 GUARD = b'{"index":{"_id":"-","if_seq_no":9007199254740991,"if_primary_term":1}}\n{}\n'
-"""Refused in every index. Beside it a delete creates none: alone it ignores ``require_alias``."""
+"""An action that every index refuses. Deletes alone ignore ``require_alias``; beside it they create none."""
 
 _TROUBLE = frozenset(["index_closed_exception", "invalid_index_name_exception", "security_exception"])
 _OVERLOAD = frozenset(
     ["circuit_breaking_exception", "cluster_block_exception", "rejected_execution_exception"]
 )
-"""A cluster whose disks are full blocks writes and takes deletes: what waits has not failed by itself."""
+"""A cluster with full disks blocks writes but takes deletes, so a waiting event has not failed."""
 
 
 def bulk_action_of(change: Change) -> bytes:
-    """Encode what to do, and the document if there is one; raises ``Reject`` where no server takes it."""
+    """Encode the action, and the document if there is one. Raise ``Reject`` if no server takes it."""
     size = len(change.id.encode("utf-8", "surrogatepass"))
     if not 0 < size <= LONGEST_ID:
         raise Reject(f"the document's id has {size} bytes; OpenSearch takes 1 to {LONGEST_ID}")
@@ -55,7 +54,7 @@ class _Error(_Cause, gc=False):
 
 
 class Item(Struct, gc=False):
-    """What became of one change."""
+    """The result of one change."""
 
     status: int
     error: _Error | None = None
@@ -66,7 +65,7 @@ class _Bulk(Struct, gc=False):
 
 
 def items_of(reply: Reply, count: int) -> Sequence[Item]:
-    """What became of each change; raises ``Unavailable`` where the answer does not tell."""
+    """Return the result of each change. Raise ``Unavailable`` if the answer does not say."""
     bulk = reply.read(_Bulk) or _Bulk([])
     items = [item for entry in bulk.items for item in entry.values()]
     if len(items) != count:
@@ -75,12 +74,12 @@ def items_of(reply: Reply, count: int) -> Sequence[Item]:
 
 
 def answer_to(item: Item, where: str, secrets: Sequence[str]) -> Answer:
-    """What a server said of one change; that a document to delete is not there comes without an error."""
+    """Return the answer for one change; deleting a missing document is not an error."""
     error = item.error
     if error is None or error.type == "version_conflict_engine_exception":
         return DELIVERED
     reason = f"{where} refuses it: {item.status}: {clean(_told(error), secrets)}"
-    # Servers that speak the protocol of Elasticsearch put "es_" before some of the names.
+    # Servers compatible with Elasticsearch prefix some names with "es_".
     kind = error.type.removeprefix("es_").removeprefix("open_search_")
     if kind in _TROUBLE or "no write index" in (error.reason or ""):
         return Unavailable(reason)

@@ -1,16 +1,16 @@
-"""OpenSearch: changes go in bulk requests, each with an answer of its own.
+"""OpenSearch: changes go in bulk requests, with an answer for each.
 
-An index of ours is a concrete one, such as ``documents-000001``, behind an alias ``documents``: a rebuilt one
-takes its place in a single request. An index that somebody made as ``documents`` itself works as well, and is
-replaced by such an alias when it is first rebuilt.
+Relaybox creates a concrete index, such as ``documents-000001``, and an alias ``documents``, so a rebuilt
+index replaces it in one request. A concrete index called ``documents`` works too, until the first rebuild
+replaces it by an alias.
 
-A write to an alias never creates an index. Of an index without an alias a look before each write tells that
-it is there; one that is deleted in just that moment is created again by the server, with mappings of its own
-making, unless ``action.auto_create_index`` forbids that.
+A write to an alias never creates an index. Without an alias, each write first checks that the index exists.
+If it is deleted in that moment, the server creates it again with its own mappings, unless
+``action.auto_create_index`` forbids that.
 
-What was written is found by a search after the next refresh: within the ``index.refresh_interval``, a second
-by default. Where nobody searched for 30 seconds there is none, and the next search makes it up. With the
-option ``refresh`` a change is delivered only when a search finds it: not for an index whose interval is -1.
+A search finds a change after the next refresh (``index.refresh_interval``, one second by default). If nobody
+searched for 30 seconds, the next search refreshes. The option ``refresh`` delivers a change only when a
+search finds it; it is not for an interval of -1.
 """
 
 from __future__ import annotations
@@ -42,27 +42,26 @@ from relaybox.sinks.sink import Answer, answer_of, clean
 PORT = 9200
 MOST = 1000
 LARGEST_BODY = 10_000_000
-"""Bytes of a request of more than one change; a server takes 100 MB unless told otherwise."""
+"""Bytes of a request with several changes; a server takes 100 MB by default."""
 PAGE = 5000
-"""Ids in a page of ``scan``."""
 MOST_GOT = 500
 """Documents that ``get`` asks for in one request."""
 SCROLL = "5m"
-"""How long a server keeps the place of a ``scan`` between two pages."""
+"""How long a server keeps a ``scan`` open between two pages."""
 
 REPLACED = "__replaced"
-"""What the name of an index ends with whose place another has taken, or that was given up."""
+"""The suffix of the alias of indexes that were replaced or given up."""
 GRACE = 1.0
-"""Seconds for which it is kept, for the searches that had begun in it."""
+"""Seconds to keep such an index, for searches that are under way."""
 MOST_GRACES = 10
-"""How often it is given that time where searches go on in it."""
+"""How often to wait that long while searches go on."""
 
 OPTIONS: dict[str, Parse[Any]] = {**SEARCH_OPTIONS, "refresh": flag, "tls": flag, **TLS_OPTIONS}
 
 _NDJSON = "application/x-ndjson"
 _NO_NAME = re.compile(r'[-_+].*|\.{1,2}|.*[\\/*?"<>|\s,#:].*|', re.DOTALL)
 _LONGEST_NAME = 255
-# What a server notes about an index, what holds for the old one alone, and who may not write to it just now.
+# Set by the server, valid only for the old index, or blocking writes at the moment.
 _NOT_COPIED = re.compile(
     r"index\.(uuid|creation_date|provided_name|history\.|version\.|blocks\.|resize\.|shrink\.|remote_store\.|"
     r"verified_before_close|routing\.allocation\.initial_recovery\.)"
@@ -78,14 +77,14 @@ class _IndexSettings(Struct, gc=False):
 
 
 class _Index(Struct, gc=False):
-    """A concrete index, as far as it is of interest: its aliases with what they say, and its identity."""
+    """A concrete index: its aliases with their options, and its identity."""
 
     aliases: dict[str, dict[str, Any]] = {}
     settings: _IndexSettings = field(default_factory=_IndexSettings)
 
 
 class OpenSearchEngine:
-    """A cluster. Raises ``ConfigError`` where the URL or an option is wrong, or a file cannot be read."""
+    """A cluster. Raises ``ConfigError`` if the URL or an option is wrong, or a file cannot be read."""
 
     most = MOST
 
@@ -108,7 +107,7 @@ class OpenSearchEngine:
         self.where = self._client.where
 
     async def write(self, index: str, changes: Sequence[Change]) -> Sequence[Answer]:
-        """Do them all; each is answered as the server answered it."""
+        """Apply the changes; return the server's answer for each."""
         answers: dict[int, Answer] = {}
         items = encode_changes(changes, bulk_action_of, answers)
         if items and index not in self._aliases and index not in await self.present([index]):
@@ -125,7 +124,7 @@ class OpenSearchEngine:
         return [answers[at] for at in range(len(changes))]
 
     async def present(self, names: Sequence[str]) -> Mapping[str, str]:
-        """Those that exist, each with the unique id that the cluster gave it, or what is behind it."""
+        """Return the indexes that exist, each with its unique id; for an alias, the ids behind it."""
         found = await self._look(names)
         return {
             name: ",".join(sorted(index.settings.index.uuid for index in indexes.values()))
@@ -133,9 +132,9 @@ class OpenSearchEngine:
         }
 
     async def create(self, name: str, *, like: str | None = None) -> None:
-        """Make an empty index with the mappings and the settings of ``like``, and an alias ``name`` of it.
+        """Create an empty index with the mappings and settings of ``like``, and an alias ``name`` for it.
 
-        One that is there already is left as it is, or refused where a copy was asked for.
+        An existing one is left alone; with ``like``, raise ``Unavailable``.
         """
         if await self._look([name]):
             if like is None:
@@ -143,7 +142,7 @@ class OpenSearchEngine:
             raise Unavailable(f"the index {name!r} exists already on {self.where}; drop it first")
         await self._clear(name.removesuffix(BUILDING))
         body: dict[str, Any] = {} if like is None else await self._copied(like)
-        # Several relays may be about to create it at once: of one name there can be only one.
+        # Relays that create it at once use the same name, so only one succeeds.
         ending = "000001" if like is None else f"{datetime.now(UTC):%Y%m%dt%H%M%S}-{token_hex(3)}"
         concrete = f"{name.removesuffix(BUILDING).lower()}-{ending}"
         reply = await self._client.request("PUT", f"/{_path(concrete)}", {**body, "aliases": {name: {}}})
@@ -156,14 +155,14 @@ class OpenSearchEngine:
             raise Retry(f"the index {name!r} was created by somebody else on {self.where} at the same time")
 
     async def replace(self, live: str, fresh: str) -> None:
-        """``live`` becomes an alias of what ``fresh`` is, in one step; the old one and ``fresh`` are no more.
+        """Make ``live`` an alias of the index behind ``fresh`` in one step, and remove the old index.
 
-        Other aliases that the old one had go over to the new one. Where ``live`` was no alias, a search that
-        is under way in that moment may fail; else the old one is kept until such searches are done.
+        Other aliases of the old index move to the new one. If ``live`` is not an alias, a search under way
+        may fail; otherwise the old index is kept until such searches are done.
         """
         found = await self._look([live, fresh])
         new = self._only(found, fresh)
-        # Whoever drops the new one takes its alias away first: then this is refused as a whole.
+        # ``drop`` removes this alias first; then the whole request is refused.
         actions = [{"remove": {"index": new, "alias": fresh, "must_exist": True}}]
         aliases: dict[str, dict[str, Any]] = {live: {}}
         if live in found:
@@ -174,15 +173,15 @@ class OpenSearchEngine:
         reply = await self._client.request("POST", "/_aliases", {"actions": actions})
         if not reply.ok and list((await self._look([live])).get(live, {})) != [new]:
             raise self._client.failed(reply)
-        # It is done; what is left of the old one the next rebuild deletes as well.
+        # The new index serves; the next rebuild deletes what is left of the old one.
         with suppress(*TROUBLE):
             await self._clear(live)
 
     async def drop(self, name: str) -> None:
-        """Delete the index, or what is behind the alias; it may be gone already."""
+        """Delete the index, or what is behind the alias, if it exists."""
         for concrete in (await self._look([name])).get(name, {}):
             if concrete != name:
-                # Somebody may be about to put it in the place of the live one: only one finds the alias.
+                # ``replace`` may be about to put it in place: only one of the two finds the alias.
                 remove = {"remove": {"index": concrete, "alias": name, "must_exist": True}}
                 given_up = {"index": concrete, "alias": f"{name.removesuffix(BUILDING)}{REPLACED}"}
                 actions = [remove, {"add": given_up}]
@@ -193,16 +192,16 @@ class OpenSearchEngine:
             await self._delete(concrete)
 
     async def refresh(self, index: str) -> None:
-        """Make visible whatever was written."""
+        """Make all writes visible."""
         await self._json("POST", f"/{_path(index)}/_refresh")
 
     async def count(self, index: str) -> int:
-        """How many documents it has, as of its last refresh."""
+        """Return the number of documents, as of the last refresh."""
         answer = await self._json("POST", f"/{_path(index)}/_count")
         return int(answer["count"])
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """The documents that exist of these."""
+        """Return the documents with these ids that exist."""
         found: dict[str, Mapping[str, Any]] = {}
         for begin in range(0, len(ids), MOST_GOT):
             body = {"ids": ids[begin : begin + MOST_GOT]}
@@ -215,7 +214,7 @@ class OpenSearchEngine:
         return found
 
     async def scan(self, index: str) -> AsyncIterator[Sequence[str]]:
-        """The ids of all documents that there were at the last refresh, page by page."""
+        """Yield the ids of all documents as of the last refresh, page by page."""
         body: dict[str, Any] = {"size": PAGE, "sort": ["_doc"], "_source": False}
         more = {"scroll": SCROLL, "allow_partial_search_results": "false"}
         page = await self._json("POST", f"/{_path(index)}/_search", body, more)
@@ -229,7 +228,7 @@ class OpenSearchEngine:
                 await self._client.request("DELETE", "/_search/scroll", {"scroll_id": page["_scroll_id"]})
 
     async def check(self) -> None:
-        """Reach the cluster with the user; raises ``Unavailable`` with the reason."""
+        """Reach the cluster with its user. Raise ``Unavailable`` with the reason."""
         reply = await self._client.request("GET", "/")
         if not reply.ok:
             raise Unavailable(self._client.reason(reply))
@@ -237,11 +236,10 @@ class OpenSearchEngine:
             raise Unavailable(f"{reply.where} answers, but is no OpenSearch")
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._client.close()
 
     async def _bulk(self, index: str, part: Sequence[Item]) -> dict[int, Answer]:
-        """Send them in one request, or in halves where it is too large."""
         params = {}
         guard = b""
         if index in self._aliases:
@@ -262,7 +260,7 @@ class OpenSearchEngine:
             raise self._refused(reply)
         done = items_of(reply, len(part) + bool(guard))[bool(guard) :]
         if any(item.status == HTTPStatus.NOT_FOUND and item.error is not None for item in done):
-            # It was an alias when it was last looked for; what it is now, the next look tells.
+            # The alias is gone; the next look tells what the name is now.
             self._aliases.discard(index)
         return {
             item.at: answer_to(answer, reply.where, self._secrets)
@@ -270,7 +268,7 @@ class OpenSearchEngine:
         }
 
     async def _look(self, names: Sequence[str]) -> dict[str, dict[str, _Index]]:
-        """Of each name that exists, the concrete indexes: itself, or those that it is an alias of."""
+        """Return the concrete indexes of each name that exists: itself, or those behind the alias."""
         if not names:
             return {}
         params = {"ignore_unavailable": "true", "filter_path": "*.aliases,*.settings.index.uuid"}
@@ -290,7 +288,6 @@ class OpenSearchEngine:
         return found
 
     def _only(self, found: Mapping[str, Mapping[str, _Index]], name: str) -> str:
-        """The one concrete index behind a name."""
         match list(found.get(name, ())):
             case [concrete]:
                 return concrete
@@ -301,7 +298,7 @@ class OpenSearchEngine:
                 raise Unavailable(f"{told} ({', '.join(sorted(several))}); leave it one of them")
 
     async def _clear(self, live: str) -> None:
-        """Delete what was replaced, when the searches that had begun in it are done."""
+        """Delete replaced indexes, once the searches in them are done."""
         for concrete in (await self._look([f"{live}{REPLACED}"])).get(f"{live}{REPLACED}", {}):
             for _ in range(MOST_GRACES):
                 await asyncio.sleep(GRACE)
@@ -334,7 +331,7 @@ class OpenSearchEngine:
         return self._done(await self._client.request(method, path, body, params=params))
 
     def _done(self, reply: Reply) -> Any:
-        """What was answered; raises where it is a failure, also if only of a part of the index."""
+        """Return the answer. Raise if the request failed, even if only for some shards."""
         if not reply.ok:
             raise self._client.failed(reply)
         answer = reply.json()
@@ -346,7 +343,7 @@ class OpenSearchEngine:
         return answer
 
     def _refused(self, reply: Reply) -> Retry | Unavailable:
-        """What a failure of a whole request means: no document is the reason."""
+        """Return why a whole request failed; never ``Reject``, because no document is at fault."""
         failure = self._client.failed(reply)
         return Unavailable(failure.reason) if isinstance(failure, Reject) else failure
 
@@ -355,7 +352,7 @@ class OpenSearchEngine:
 
 
 def _removal(live: str, old: str, aliases: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What takes an index away from its aliases; where it has that name itself, it has to go at once."""
+    """Return the actions that detach the old index; if its own name is ``live``, it is deleted at once."""
     if old == live:
         return [{"remove_index": {"index": old}}]
     removed = [{"remove": {"index": old, "alias": alias}} for alias in aliases]
@@ -373,7 +370,6 @@ def _login(address: Address, destination: Destination) -> dict[str, str]:
 
 
 def _path(name: str) -> str:
-    """A name as part of a path; raises ``Reject`` where it would mean something else, or nothing."""
     if _NO_NAME.fullmatch(name) or len(name.encode()) > _LONGEST_NAME:
         raise Reject(f"no index of OpenSearch can be called {name!r}")
     return quote(name, safe="")
