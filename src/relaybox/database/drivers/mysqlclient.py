@@ -1,4 +1,4 @@
-"""mysqlclient (MySQLdb)."""
+"""The mysqlclient (MySQLdb) driver."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class Mysqlclient(SyncMysql):
     cursor = Cursor
 
     def is_open(self, connection: Any) -> bool:
-        """The driver hides the server's status, so a statement asks that only an open transaction refuses.
+        """Try a statement that only an open transaction refuses: the driver hides the server's status.
 
-        READ WRITE is what the transaction that follows needs anyway.
+        READ WRITE is what the next transaction needs anyway.
         """
         try:
             self.execute(connection, Query("SET TRANSACTION READ WRITE", ()))
