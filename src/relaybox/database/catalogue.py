@@ -32,7 +32,6 @@ _TYPE_ENDS = re.compile(
 )
 _FILLED = re.compile(r" (DEFAULT|GENERATED|AUTO_INCREMENT|AS \()")
 _SAME = {"varchar": "character varying", "integer": "int", "json": "longtext"}
-"""Types that catalogues spell differently."""
 
 # Names without a schema follow the search path, as in every statement.
 _OURS = "(SELECT CAST(to_regclass(name) AS oid) FROM unnest(CAST(ARRAY[:names] AS text[])) AS name)"
@@ -97,7 +96,6 @@ class Index:
     partial: bool = False
     valid: bool = True
     create: str = ""
-    """The CREATE INDEX statement, if known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +118,6 @@ class Table:
     options: dict[str, str] = field(default_factory=dict)
     """Storage parameters on PostgreSQL, the engine on MariaDB and MySQL."""
     create: tuple[str, ...] = ()
-    """The CREATE statements, if known."""
 
 
 def wanted_tables(outbox: Outbox) -> dict[str, Table]:
@@ -132,7 +129,6 @@ def wanted_tables(outbox: Outbox) -> dict[str, Table]:
 
 
 def _table(outbox: Outbox, table: sa.Table, dialect: sa.Dialect) -> Table:
-    # SQLAlchemy keeps constraints and indexes in sets: sort them.
     checks = {str(one.name): one for one in table.constraints if isinstance(one, sa.CheckConstraint)}
     create, *indexes = _statements(outbox, table)
     options: Mapping[str, Any] = {}
@@ -171,7 +167,6 @@ def _column(column: sa.Column[Any], dialect: sa.Dialect) -> Column | None:
 
 
 def _statements(outbox: Outbox, table: sa.Table) -> list[str]:
-    """Return the statements that create a table and its indexes."""
     metadata = outbox.metadata()
     statements = rendered(
         outbox.dialect, lambda engine: metadata.create_all(engine, tables=[table], checkfirst=False)
@@ -228,7 +223,6 @@ async def _texts(ask: Ask, outbox: Outbox, names: Collection[str]) -> tuple[dict
 
 
 def _found_on_postgresql(classes: Rows, columns: Rows, checks: Rows, indexes: Rows) -> dict[str, Table]:
-    """Build tables from the rows of PostgreSQL's catalogue."""
     tables = _with_columns(columns, collation=True)
     for name, options in classes:
         found = tables.setdefault(str(name), Table())
@@ -247,7 +241,6 @@ def _found_on_postgresql(classes: Rows, columns: Rows, checks: Rows, indexes: Ro
 def _found_on_mysql(
     texts: Mapping[str, str], classes: Rows, columns: Rows, indexes: Rows
 ) -> dict[str, Table]:
-    """Build tables from catalogue rows, with constraints from the text of CREATE TABLE."""
     tables = _with_columns(columns, collation=True)
     for name, engine in classes:
         tables.setdefault(str(name), Table()).options = {"engine": str(engine)}
@@ -263,7 +256,6 @@ def _found_on_mysql(
 
 
 def _found_on_sqlite(texts: Rows, columns: Rows, others: Rows) -> dict[str, Table]:
-    """Build tables from catalogue rows, with constraints from the text of CREATE TABLE."""
     tables = _with_columns([row[:6] for row in columns], collation=False)
     for name, rows in _by_table(columns).items():
         keyed = sorted((row[5], row[0]) for row in rows if row[5])
@@ -295,12 +287,10 @@ def _with_columns(rows: Rows, *, collation: bool) -> dict[str, Table]:
 
 
 def _text(value: Any) -> str:
-    """Return the value as ``str``: MySQL may return bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _spelled(type_: str) -> str:
-    """Return the type in the spelling used for comparison."""
     text = type_.strip().lower()
     word, bracket, rest = text.partition("(")
     word = _SAME.get(word.strip(), word.strip())
@@ -311,7 +301,6 @@ def _spelled(type_: str) -> str:
 
 
 def _index(statement: str) -> tuple[str, Index]:
-    """Parse a CREATE INDEX statement and return the index with its name."""
     match = _INDEX.match(" ".join(statement.split()))
     if match is None:
         return "", Index((), create=statement)

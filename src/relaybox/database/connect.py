@@ -22,7 +22,6 @@ Row: TypeAlias = Sequence[Any]
 Execute: TypeAlias = Callable[[str], list[Row]]
 
 BUSY = 60.0
-"""Seconds that SQLite waits for another writer."""
 
 DENIED = "42501"
 """SQLSTATE of PostgreSQL for a missing privilege."""
@@ -33,10 +32,10 @@ DENIED_MYSQL = {1044, 1142, 1227}
 
 @contextmanager
 def connected(url: str, *, create: bool = True) -> Iterator[Execute]:
-    """Yield a function that executes a statement and returns its rows.
+    """Yield a function that executes statements.
 
-    PostgreSQL, and SQLite after BEGIN, commit once at the end. MySQL commits each statement. Without
-    ``create``, a missing SQLite file counts as an empty database.
+    PostgreSQL, and SQLite after BEGIN, commit at the end; MySQL commits each statement. Without ``create``, a
+    missing SQLite file counts as an empty database.
     """
     open_, errors = _opener(url.partition(":")[0], create)
     try:
@@ -147,7 +146,6 @@ def _mysql(url: str) -> Iterator[Execute]:
         try:
             connection = run(_connect_mysql(_parsed(url)))
         except TypeError:
-            # The URL's options become keyword arguments of the driver.
             raise _wrong_options(url) from None
         try:
             yield lambda statement: run(_fetch_mysql(connection, statement))
@@ -203,7 +201,6 @@ def _arguments(url: sa.URL) -> tuple[Sequence[Any], Mapping[str, Any]]:
     try:
         return url.get_dialect()().create_connect_args(url)
     except (sa.exc.ArgumentError, ValueError):
-        # Not chained: SQLAlchemy's message repeats the URL.
         raise _wrong_options(url.render_as_string()) from None
 
 
@@ -213,9 +210,6 @@ def _wrong_options(url: str) -> ConfigError:
 
 
 def hang_up(fileno: int) -> None:
-    """Shut the socket down, so that any code waiting on this connection stops at once.
-
-    A cancelled driver may wait for the server again; a driver with a closed socket does not.
-    """
+    """Shut the socket down: a cancelled driver may otherwise wait for the server again."""
     with suppress(OSError), socket.socket(fileno=os.dup(fileno)) as end:
         end.shutdown(socket.SHUT_RDWR)

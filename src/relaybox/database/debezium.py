@@ -1,7 +1,7 @@
-"""Builds what Debezium needs to serve a destination: publication, slot and connector configuration.
+"""Builds the publication, slot and connector configuration for a Debezium destination.
 
-Rows for such a destination are delivered when they are inserted, because Debezium reads them from the log.
-The publication holds only their inserts, so rows can be removed at any time.
+Its rows are inserted as delivered, because Debezium reads them from the log. Only inserts are published, so
+rows can be removed at any time.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from relaybox.database.migrations import Outbox, quoted
 from relaybox.errors import ConfigError, did_you_mean
 
 ROLE = "relaybox_debezium"
-"""The database user that the connector logs in as."""
 
 PASSWORD = "${env:RELAYBOX_DEBEZIUM_PASSWORD}"
 """A reference that Kafka Connect replaces with the secret."""
@@ -31,7 +30,6 @@ HEADERS = {
     "aggregate_id": "aggregate-id",
     "headers": "headers",
 }
-"""Columns sent as message headers, and the names of those headers."""
 
 TEXT = "org.apache.kafka.connect.storage.StringConverter"
 
@@ -39,7 +37,6 @@ NAMES = {
     "publication": "SELECT pubname FROM pg_publication",
     "slot": "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()",
 }
-"""The queries that list the server's publications and slots."""
 
 CREATE_ROLE = """DO $$ BEGIN
     CREATE ROLE {role} LOGIN REPLICATION;
@@ -157,10 +154,7 @@ def _table(settings: Settings) -> str:
 
 
 def _name(settings: Settings, destination: Destination) -> str:
-    """Return the name of connector, publication and slot: a slot allows only ``[a-z0-9_]``.
-
-    A changed name ends in a digest, so that two destinations never share a slot.
-    """
+    """Return a name that is valid for a slot; a digest keeps changed names unique."""
     whole = "_".join(
         part for part in ("relaybox", settings.schema, settings.prefix, destination.name) if part
     )

@@ -85,11 +85,10 @@ def _from_naive(value: Any) -> datetime:
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else EARLIEST
 
 
-# The words: ``later`` is :seconds from now, ``item_later`` a record's own seconds from now. ``due`` and
-# ``head`` are the columns that hold the destination of pending rows, and of pending or failed rows.
-# ``items``, ``keys`` and ``chosen`` turn a JSON parameter into a table. ``set`` is the prefix of a column of
-# ``e`` in SET. ``size`` is a row's bytes. ``join`` reads its left side first. ``this`` selects the row by the
-# id that was read.
+# ``later`` is :seconds from now, ``item_later`` a record's own. ``due`` and ``head`` hold the destination of
+# pending rows, and of pending or failed rows. ``items``, ``keys`` and ``chosen`` turn a JSON parameter into a
+# table. ``set`` prefixes a column of ``e`` in SET. ``join`` reads its left side first. ``this`` is the row
+# that was read.
 
 # Drop headers that are not an object: they would make the whole statement fail every time.
 _DEAD_LETTER_HEADERS = """JSON_SET(
@@ -234,7 +233,6 @@ DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQ
 
 # Undefined table, column or schema in PostgreSQL; table or column in MySQL, as SQLSTATE and number.
 _NO_TABLE = frozenset({"42P01", "42703", "3F000", "42S02", "42S22", 1146, 1054})
-# Lock timeouts in PostgreSQL and MySQL.
 LOCK_NOT_AVAILABLE, LOCK_WAIT_TIMEOUT = "55P03", 1205
 _NO_TABLE_IN_SQLITE = ("no such table", "has no column")
 # Violations of a unique key or a CHECK in MySQL and MariaDB.

@@ -1,10 +1,7 @@
-"""Creates and updates the tables with numbered migrations that only go forward, or returns them as SQL.
+"""Creates and updates the tables with numbered migrations that only go forward.
 
-Two releases may run side by side on one schema, so the database may be newer than the code. A higher version
-is not an error, and migrations never undo anything.
-
-PostgreSQL and SQLite migrate in one transaction. MySQL commits each DDL statement, so an interrupted
-migration runs again there and skips whatever exists.
+Two releases may share a schema, so a higher version is not an error. MySQL commits each DDL statement, so an
+interrupted migration runs again there and skips whatever exists.
 """
 
 from __future__ import annotations
@@ -35,7 +32,6 @@ LOCK = 0x52454C4159424F58
 """One lock for all outboxes of a PostgreSQL database: ``None`` and ``public`` may be the same schema."""
 
 PATIENCE = 600
-"""Seconds to wait for another process's migration on MySQL."""
 
 ALREADY_THERE = {1050, 1060, 1061}
 """MySQL's errors for a table, column or index that already exists."""
@@ -73,9 +69,8 @@ def _tables(schema: str | None, prefix: str) -> Tables:
 class Migration:
     """One step forward; its last statement records its number.
 
-    A released migration never changes. While versions only add tables, ``schema.py`` generates the statements
-    and each table names its version. The first change to a released table must freeze the text of earlier
-    versions here.
+    A released migration never changes. ``schema.py`` generates the statements while versions only add tables.
+    The first change to a released table must freeze the text of earlier versions here.
     """
 
     number: int
@@ -84,7 +79,6 @@ class Migration:
 
 
 def _create_tables(version: int, outbox: Outbox) -> list[str]:
-    """Create the tables of this version and record it."""
     metadata = outbox.metadata()
     tables = [table for table in metadata.tables.values() if table.info.get("version", 1) == version]
     statements = rendered(
@@ -93,7 +87,6 @@ def _create_tables(version: int, outbox: Outbox) -> list[str]:
     return [
         statement
         for indexes, group in itertools.groupby(statements, lambda text: text.startswith("CREATE INDEX"))
-        # SQLAlchemy keeps a table's indexes in a set.
         for statement in (sorted(group) if indexes else group)
     ]
 
@@ -128,10 +121,9 @@ def drop(outbox: Outbox) -> list[str]:
 
 
 def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> list[int]:
-    """Bring the tables up to date and return the versions applied now.
+    """Bring the tables up to date and return the versions applied now; safe to repeat and to run in parallel.
 
-    It is safe to repeat, and safe for several processes at once. PostgreSQL creates a missing ``schema``. On
-    MariaDB and MySQL it names another database, which must exist; SQLite has no schemas.
+    PostgreSQL creates a missing ``schema``; on MariaDB and MySQL it names a database that must exist.
     """
     if in_memory(normalize_url(database)):
         fix = "it is in memory, and nothing would be kept; name a file, as in sqlite:///relaybox.db"
@@ -250,7 +242,6 @@ def _recorded(outbox: Outbox) -> Steps[int | None]:
 
 
 def _find(outbox: Outbox, table: sa.Table) -> sa.Select[Any]:
-    """Select a row if the table exists."""
     row = sa.select(sa.literal(1))
     if outbox.dialect == "postgresql":
         # to_regclass follows the search path for an unqualified name, as every statement does.

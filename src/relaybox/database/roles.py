@@ -29,10 +29,10 @@ def grants(
     relay: str = "relaybox_relay",
     viewer: str = "relaybox_viewer",
 ) -> list[str]:
-    """Return the statements that create three roles; they are safe to repeat.
+    """Return statements, safe to repeat, that create three roles.
 
-    ``emitter`` inserts events but cannot read them. ``relay`` delivers them and serves operators' commands.
-    ``viewer`` only reads. Without a ``schema`` the statements use the current one.
+    ``emitter`` only inserts events, ``relay`` delivers them and serves operators, ``viewer`` reads. Without a
+    ``schema`` no USAGE is granted: everyone may use ``public``.
     """
     outbox = Outbox(dialect_name, schema, prefix)
     roles = {"emitter": emitter, "relay": relay, "viewer": viewer}

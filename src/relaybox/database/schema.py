@@ -1,9 +1,7 @@
-"""The tables for every database: SQLAlchemy Core objects with constraints, indexes and storage options.
+"""The tables for every database, as SQLAlchemy Core objects.
 
-A column's ``info["ddl"]`` holds what SQLAlchemy cannot express: a column specification for one database, or
-``None`` if that database does not have the column.
-
-The constraints allow these states of a delivery and no others:
+``info["ddl"]`` of a column holds one database's own specification, or ``None`` if it lacks the column. The
+constraints allow only these states of a delivery:
 
     leased       pending, leased_until in the future
     due          pending, not leased, next_attempt_at in the past
@@ -153,8 +151,7 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
         fix = f"use up to {LONGEST_PREFIX} characters: the names of indexes begin with it too"
         raise wrong("prefix", prefix, fix)
     names = _Names(metadata, schema, prefix)
-    # Create this table first. Where DDL is not transactional, it shows that existing tables come from an
-    # interrupted migration.
+    # First, because MySQL's DDL is not transactional: this table marks the others as ours.
     migration = _migration(names)
     makers = (
         *(_event, _idempotency, _attempt, _destination, _relay, _leader),
@@ -234,8 +231,7 @@ def _event(names: _Names) -> sa.Table:
         *_event_columns(),
         *_event_checks(names),
         *_event_indexes(names),
-        # Keep half of each page free. A claim changes no indexed column, so it is a HOT update if the row's
-        # page has room.
+        # Half of each page stays free, so that a claim is a HOT update: it changes no indexed column.
         postgresql_with={
             "fillfactor": 50,
             "autovacuum_vacuum_scale_factor": 0.02,
@@ -502,7 +498,6 @@ def _migration(names: _Names) -> sa.Table:
 
 
 def _record_versions(metadata: sa.MetaData, tables: Tables) -> None:
-    """Record each version when the table that proves it is created."""
     proofs = {1: tables.migration, 2: tables.operation, 3: tables.setting}
 
     def record(target: Any, connection: sa.Connection, tables: Any = (), **_: Any) -> None:

@@ -1,7 +1,6 @@
 """Drives generators that yield statements, receive their rows, and return a result.
 
-The same steps serve every driver, synchronous or not. A driver sends the statements of one yield in one round
-trip if it can.
+They serve every driver, synchronous or not. A driver sends one yield in one round trip if it can.
 """
 
 from __future__ import annotations

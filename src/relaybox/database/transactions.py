@@ -52,9 +52,7 @@ BEGIN_WRITING = {
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""Begins our transaction on another owner's connection. Its isolation level may differ, and SQLite must know
-from the start that it writes.
-"""
+"""For other owners' connections: their isolation level may differ, and SQLite must know that it writes."""
 REPEATABLE_READ = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _LOCK_WAIT = {
     "postgresql": "SET LOCAL lock_timeout = {milliseconds}",

@@ -1,7 +1,4 @@
-"""The journal's values: roll-ups, failures, audits and operations.
-
-Each question reads a bounded part of a table, in a fixed number of queries (or one per destination).
-"""
+"""The journal's values: roll-ups, failures, audits and operations, each read in bounded queries."""
 
 from __future__ import annotations
 
@@ -42,9 +39,9 @@ class AuditRow:
 class Operation:
     """A bulk action in the background of some process.
 
-    ``details`` holds the filter, ``to`` and ``rate``. ``total`` was counted in advance; if ``capped``, there
-    may be more. ``stalled`` means no heartbeat for ``STALLED`` seconds. Starting it again does the rest, but
-    a replay starts over.
+    ``details`` holds filter, ``to`` and ``rate``. If ``capped``, there may be more than ``total``.
+    ``stalled`` means no heartbeat for ``STALLED`` seconds: start it again for the rest (a replay starts
+    over).
     """
 
     id: UUID
@@ -61,7 +58,6 @@ class Operation:
     finished_at: datetime | None
     error: str | None
     seen_at: datetime = field(compare=False)
-    """The database's time of this reading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,11 +122,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whether a destination's deliveries flow.
-
-    ``pending`` includes scheduled rows. ``due_seconds`` is how long the first row has been due, or None.
-    ``settles`` means that rows were settled recently.
-    """
+    """Whether deliveries flow; ``due_seconds`` is how long the first row has been due, if any."""
 
     pending: bool
     due_seconds: float | None

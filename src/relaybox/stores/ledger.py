@@ -211,10 +211,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """The policy of a configured destination that a change needs.
-
-    If ``ordered``, rows keep their keys. If ``handed_over``, they are inserted as delivered.
-    """
+    """What a change needs to know about a destination; ``handed_over`` rows are inserted as delivered."""
 
     ordered: bool = True
     block: bool = True

@@ -328,7 +328,6 @@ def _left(until: float | None, now: float) -> float | None:
 
 
 def _copy(row: Row, dead_letter: DeadLetter) -> tuple[Any, ...]:
-    """Return the failed row's values as a new row, with the reason in its headers."""
     _, event_id, came_from, *event, headers, key, idempotency_key, _, _ = row.values
     own: dict[str, Any] = msgspec.json.decode(headers, type=dict[str, msgspec.Raw])
     own["relaybox-dead-letter-from"] = came_from

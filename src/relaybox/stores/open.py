@@ -16,7 +16,7 @@ from relaybox.stores.sql.store import SqlStore
 def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlStore:
     """Open the store in a database, with at most ``connections`` connections; SQLite uses one.
 
-    One more connection opens for lease extensions and heartbeats, as in a relay.
+    Elsewhere a relay opens one more, for lease extensions and heartbeats.
     """
     match server_dialect(database):
         case "postgresql":

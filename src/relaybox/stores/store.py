@@ -1,16 +1,14 @@
 """The contract of a store, which keeps deliveries, leases them, and holds the state that relays share.
 
 - A claim leases due rows to one relay, with attempts + 1 and a new token.
-- Each settle and extend names the token. If another claim took over the row, the call changes nothing and
-  reports it.
+- A settle or extend names the token. If another claim took the row over, it changes nothing and reports it.
 - The database's clock decides what is due and when a lease ends.
-- Ordered: a claim leases the rows of a key from its head on, in one contiguous run. While the head is leased,
+- Ordered: a claim leases a key's rows from its head on, in one contiguous run. While the head is leased,
   backing off or (``block``) failed, later rows of its key wait.
-- A row whose lease expired gets its attempt back and is claimed again with others. After two expired leases
-  it is a suspect. A claim of suspects holds only those with the same number of deaths, half as many with each
-  death, and only the head of a key. The attempt counts only if a relay dies that held the suspect alone.
-- While a destination is paused, or its circuit is not closed, claims return only the reason. Only a claim
-  marked as a probe passes a circuit.
+- A row whose lease expired gets its attempt back. After two expired leases it is a suspect. A claim of
+  suspects holds only those with the same number of deaths, half as many with each death, and only heads of
+  keys. The attempt counts only if a relay dies that held the suspect alone.
+- While a destination is paused or its circuit not closed, claims return the reason; a probe passes a circuit.
 - A circuit changes by compare-and-set, so only one of several relays makes the change.
 """
 
@@ -32,10 +30,10 @@ ANY_SIZE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Where copies of failed rows go: the same event, for another destination.
+    """The destination for copies of failed rows, except test events.
 
-    The headers gain ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason``. The ordering key stays
-    only if that destination is ``ordered``. Test events (``event.TEST_TYPE``) are not copied.
+    Copies carry ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason`` in their headers. They keep
+    their ordering key only if the destination is ``ordered``.
     """
 
     destination: str
@@ -50,8 +48,7 @@ class Want:
     - ``bytes``: limit for payloads and headers together; a larger row is claimed alone.
     - ``suspects``: if false, skip rows whose relays died, and the rows behind them in their key.
     - ``only``: take only these ids; skip a key whose head is another row.
-    - ``spread``, ``run``: if more keys wait, take ``spread`` of them with longer runs, of at most ``run``
-      rows.
+    - ``spread``, ``run``: of many keys take ``spread``, with longer runs of at most ``run`` rows.
     - ``explain``: if false, an empty claim may omit the reason.
     - ``since``: rows due before this may be skipped.
     - ``light``: rows are probably small. The claim is faster, but may be empty if they exceed ``bytes``.
@@ -77,10 +74,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why a claim is empty: the destination is paused, or its circuit is not closed.
-
-    ``seconds`` until the pause ends or the circuit may be probed; ``None`` if it does not end on its own.
-    """
+    """Why a claim is empty, and the ``seconds`` until a pause ends or a probe may pass (``None``: never)."""
 
     why: Literal["paused", "open", "half_open"]
     seconds: float | None
@@ -91,9 +85,9 @@ class Held:
 class Claim:
     """The result of a claim.
 
-    ``failed`` rows failed at once, because relays died in all their attempts. If such a row is locked, it is
-    among ``deliveries`` as ``exhausted``. ``parked`` counts rows parked behind their head, or failed as
-    unreadable. If only ``parked`` is not empty, claim again.
+    ``failed`` rows failed now, because relays died in all their attempts; if one is locked, it is in
+    ``deliveries`` as ``exhausted``. ``parked`` counts rows parked behind their head or failed as unreadable.
+    If nothing else came, claim again.
     """
 
     deliveries: tuple[Delivery, ...] = ()
@@ -145,23 +139,22 @@ class Store(Protocol):
     ) -> frozenset[UUID]:
         """Write the outcomes and make the next row of each key due; return the ids of lost leases.
 
-        ``on_failed`` and ``dead_letter`` must be the same as in the destination's claims. ``made_due`` is
-        called if the next row of a key may be claimed now. If other sessions lock some rows, settle the
-        others and raise ``RowsLocked``; without ``wait``, do so at once.
+        ``on_failed`` and ``dead_letter`` must match the claims. ``made_due`` is called if a next row is due
+        now. If others lock some rows, settle the rest and raise ``RowsLocked``; without ``wait``, at once.
         """
         ...
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Extend the leases to ``lease`` seconds from now; return the ids of lost leases.
 
-        If other sessions lock some rows, extend the others and raise ``RowsLocked``.
+        If others lock some rows, extend the rest and raise ``RowsLocked``.
         """
         ...
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
-        """Set whether the death of the relay that holds this row counts.
+        """Set whether the death of the relay that holds this suspect counts.
 
-        Only a suspect is held alone. A new claim does not count. A lost lease changes nothing.
+        After a claim it does not. A lost lease changes nothing.
         """
         ...
 
@@ -180,7 +173,7 @@ class Store(Protocol):
     async def probe(self, destination: str, seconds: float) -> bool:
         """Half-open a circuit whose time is over; return whether this call did it.
 
-        This includes a half-open circuit whose probe did not report within its ``seconds``.
+        A half-open circuit counts too, if its probe did not report within its ``seconds``.
         """
         ...
 
@@ -193,7 +186,7 @@ class Store(Protocol):
         ...
 
     async def reserve(self, destination: str, count: int, rate: float) -> float:
-        """Reserve the next ``count`` slots of ``rate`` per second, which all relays share.
+        """Reserve ``count`` slots of ``rate`` per second, which all relays share.
 
         Return the seconds until the first slot. Unused slots do not accumulate.
         """

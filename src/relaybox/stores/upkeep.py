@@ -107,10 +107,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A destination of an event, with the values that depend on it.
-
-    If ``final``, the row is inserted as delivered, because no relay sends it.
-    """
+    """A destination of an event; a ``final`` row is inserted as delivered, because no relay sends it."""
 
     destination: str
     ordering_key: str | None

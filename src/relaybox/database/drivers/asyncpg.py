@@ -26,7 +26,7 @@ class Asyncpg:
     def is_closed(self, connection: Any) -> bool:
         try:
             return bool(connection.is_closed())
-        except InterfaceError:  # given back to its pool
+        except InterfaceError:  # returned to its pool
             return True
 
     def is_failed(self, connection: Any) -> bool:
@@ -44,6 +44,6 @@ class Asyncpg:
         return rows
 
     def transaction(self, connection: Any) -> Any:
-        """Return the driver's block, or None inside a transaction begun by a statement, where it raises."""
+        """Return the driver's block, or None in a transaction begun by a statement, where it is refused."""
         by_statement = connection.is_in_transaction() and getattr(connection, "_top_xact", self) is None
         return None if by_statement else connection.transaction()

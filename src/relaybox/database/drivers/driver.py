@@ -1,8 +1,4 @@
-"""The interface of a database driver for ``emit``, and the checks before anything is written.
-
-Each driver has its own module. The type of a connection selects the driver, so unused drivers are not
-imported.
-"""
+"""The interface of a database driver for ``emit``, and the checks before a write."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Finds the driver for a connection by the names of its type and base types.
-
-Comparing names avoids importing drivers that the application does not use.
-"""
+"""Finds the driver for a connection by type name, so that unused drivers are not imported."""
 
 from __future__ import annotations
 
@@ -84,10 +81,7 @@ def find(connection: Any, names: Names = EMIT) -> Found:
 
 
 def channel(connection: Any, insert: sa.Insert, names: Names = EMIT, *, flush: bool = True) -> Channel:
-    """Return the channel for a synchronous connection or session.
-
-    A session uses the bind of ``insert``. With ``flush`` it is flushed before the first statement.
-    """
+    """Return the channel for a synchronous connection or session; ``flush`` a session before use."""
     kind, driver = find(connection, names)
     if driver is not None and kind == "driver":
         return Channel(driver, connection, names)

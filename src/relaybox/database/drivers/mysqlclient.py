@@ -20,10 +20,7 @@ class Mysqlclient(SyncMysql):
     cursor = Cursor
 
     def is_open(self, connection: Any) -> bool:
-        """Try a statement that only an open transaction refuses: the driver hides the server's status.
-
-        READ WRITE is what the next transaction needs anyway.
-        """
+        """Try a harmless statement that an open transaction refuses: the driver hides the server's status."""
         try:
             self.execute(connection, Query("SET TRANSACTION READ WRITE", ()))
         except Error as error:

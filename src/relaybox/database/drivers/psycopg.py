@@ -35,7 +35,6 @@ class _State:
         return not connection.autocommit
 
     def transaction(self, connection: Any) -> Any:
-        """Return the driver's transaction block."""
         return connection.transaction()
 
 

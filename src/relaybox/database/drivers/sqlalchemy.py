@@ -1,7 +1,4 @@
-"""SQLAlchemy connections and sessions, over any supported driver.
-
-Asynchronous ones run this code through ``run_sync``.
-"""
+"""SQLAlchemy connections and sessions over any supported driver; asynchronous ones use ``run_sync``."""
 
 from __future__ import annotations
 
@@ -26,9 +23,8 @@ from relaybox.errors import NotInTransaction
 class SqlalchemyChannel(Channel):
     """A SQLAlchemy connection, and the session it came from.
 
-    The driver checks the underlying connection. SQLAlchemy executes, so that its transactions, logs and
-    events work. The session is flushed right before the first statement: the aggregate must be locked before
-    ``position`` is assigned. An earlier flush would write even if the event is refused.
+    The session is flushed right before the first statement. The aggregate must be locked before ``position``
+    is assigned, and a refused event must not write anything.
     """
 
     __slots__ = ("_flushed", "session")
@@ -90,10 +86,9 @@ class SqlalchemyChannel(Channel):
 
 
 def may_autocommit(session: Session, insert: sa.Insert, under_way: bool) -> bool:
-    """True if the session may be in autocommit; never takes a connection for it.
+    """True if the session may be in autocommit, as far as its bind shows.
 
-    Before its first use a session must stay unconnected, so that the caller can still set connection options.
-    In a transaction that is ``under_way`` they may already be set.
+    Taking a connection would keep the caller from setting its options. If ``under_way``, it may have done so.
     """
     try:
         bind = session.get_bind(clause=insert)
@@ -110,10 +105,10 @@ def flush(session: Session) -> None:
 
 
 def connection_of(session: Session, insert: sa.Insert) -> sa.Connection:
-    """Return the connection on which the session would execute ``insert``; this begins its transaction.
+    """Return the session's connection for ``insert``, and begin its transaction.
 
-    A session with several binds uses that of the table (``binds={outbox.tables.event: engine}``), else its
-    ``bind``. To choose another, pass ``session.connection(bind_arguments=...)`` to ``emit``.
+    With several binds it uses that of the table (``binds={outbox.tables.event: engine}``), else ``bind``. To
+    choose one, pass ``session.connection(bind_arguments=...)`` to ``emit`` instead.
     """
     if not session.is_active:
         raise failed("SQLAlchemy session's")

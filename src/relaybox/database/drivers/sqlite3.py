@@ -19,7 +19,7 @@ class SqliteState:
     def is_closed(self, connection: Any) -> bool:
         try:
             connection.in_transaction  # noqa: B018
-        except (sqlite3.ProgrammingError, ValueError):  # the latter of aiosqlite
+        except (sqlite3.ProgrammingError, ValueError):  # ValueError comes from aiosqlite
             return True
         return False
 

@@ -55,9 +55,8 @@ class Asyncmy:
             async with self._places.take(lane):
                 return await self._run(begin, checked)
         finally:
-            # A cancellation that arrives with an answer or an error still counts. Before Python 3.12 the
-            # driver's ``wait_for`` loses it, and a task that survives its cancellation keeps the relay from
-            # stopping.
+            # A cancellation that arrives with an answer still counts: before Python 3.12 the driver's
+            # ``wait_for`` loses it, and the relay could not stop.
             if _cancellations() > before:
                 raise asyncio.CancelledError
 

@@ -1,7 +1,6 @@
-"""Sends several statements to PostgreSQL in one transaction and one round trip, through psycopg's libpq.
+"""Sends the statements of one transaction to PostgreSQL in one write, through psycopg's libpq.
 
-psycopg's own pipeline yields to the event loop between statements, and a process stopped there keeps its
-locks. This one sends all of them in one write and reads the answers as they arrive.
+psycopg's pipeline yields to the event loop in between, and a process stopped there keeps its locks.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ from relaybox.database.dialects import EARLIEST, LATEST
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Row
 
-# psycopg's loader, in C if that is installed.
 _TIME_LOADER: Any = psycopg.adapters.get_loader(
     psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT
 )
@@ -51,7 +49,6 @@ class Pipeline:
     async def run(self, queries: Sequence[Query]) -> list[list[Row]]:
         """Return the rows of each query. The connection stays usable after an error from the server."""
         known = len(self._names)
-        # A prepare has an answer, too.
         answers = [answer for query in queries for answer in self._send(query)]
         self._libpq.pipeline_sync()
         self._exchange = _Exchange(self._libpq)
@@ -119,8 +116,6 @@ LOOK_SECONDS = 0.5
 
 
 class _Exchange:
-    """Sends pending output and reads answers up to the next sync."""
-
     def __init__(self, libpq: Any) -> None:
         self._libpq = libpq
         self._results: list[PGresult] = []

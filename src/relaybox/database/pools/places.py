@@ -16,7 +16,7 @@ class Places:
     """Limits concurrent calls to the number of connections.
 
     One place is reserved for waiting calls: a slow call moves there, and a lane that last met a lock starts
-    there. A lane can use at most the other places. So other lanes continue however long one lane waits.
+    there. A lane can use at most the other places, so it never blocks the rest.
     """
 
     def __init__(self, connections: int) -> None:
@@ -64,10 +64,7 @@ class Places:
                 self._held_up.add(call.lane)
 
     def _watch(self) -> float:
-        """Start the timer that moves slow calls aside, and return the current time.
-
-        All calls share one timer: a timer per call costs more.
-        """
+        """Start the timer that all calls share (one per call costs more); return the current time."""
         loop = asyncio.get_running_loop()
         if self._aside.there and self._watched_by is not loop:
             self._watched_by = loop
@@ -86,8 +83,6 @@ class Places:
 
 
 class _Call:
-    """A context that holds a place for one call."""
-
     def __init__(self, places: Places, lane: str) -> None:
         self._places = places
         self.lane = lane
@@ -103,8 +98,6 @@ class _Call:
 
 
 class _Aside:
-    """The reserved place, for one call at a time."""
-
     def __init__(self, *, there: bool) -> None:
         self.there = there
         self._free = asyncio.Event()

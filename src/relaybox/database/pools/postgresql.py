@@ -36,7 +36,6 @@ CONNECT = {
 ANSWER_SECONDS = 60.0
 """Seconds until a silent server counts as gone."""
 CANCEL_SECONDS = 1.0
-"""Seconds to tell the server that a call was cancelled."""
 
 BEGIN = [Query(sql, ()) for sql in BEGIN_WRITING["postgresql"]]
 
@@ -44,8 +43,7 @@ BEGIN = [Query(sql, ()) for sql in BEGIN_WRITING["postgresql"]]
 class Psycopg:
     """A few psycopg connections, opened on demand.
 
-    A connection closes after a failure or a cancelled call. So an outage is reported at once, and the next
-    call reconnects. A connection that only met a lock stays open.
+    A failure or a cancelled call closes the connection, so the next call reconnects; a lock timeout does not.
     """
 
     def __init__(self, url: str, connections: int, statements: Statements) -> None:
@@ -82,10 +80,7 @@ class Psycopg:
         return await _answered(connection, self._open(connection))
 
     async def _open(self, connection: Connection) -> Session:
-        """Prepare a connection; detect a pooler, which reports an invented process id.
-
-        A pooler may switch sessions, so settings and prepared statements then last one transaction only.
-        """
+        """Prepare a connection. Behind a pooler, which invents process ids, settings last one transaction."""
         cursor = await connection.execute("SELECT pg_backend_pid()")
         direct = await cursor.fetchone() == (connection.info.backend_pid,)
         name = "pin_session" if direct else "pin_plan"
@@ -145,7 +140,6 @@ class Session:
 
 
 async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
-    """Await the work; close the connection if it fails or takes too long."""
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
     timer = loop.call_later(ANSWER_SECONDS, lambda: ending.append(loop.create_task(_end(connection))))
@@ -177,7 +171,6 @@ async def _cancel(connection: Connection) -> None:
 
 
 async def _end(connection: Connection) -> None:
-    """Cancel the statement, which may wait for a lock, and then hang up."""
     await _cancel(connection)
     with suppress(psycopg.Error):
         hang_up(connection.fileno())

@@ -1,7 +1,6 @@
 """SQLite: one connection in its own thread, and one immediate transaction per operation.
 
-The whole transaction runs in that thread. So the file is not locked while the event loop is busy, and a
-cancelled caller leaves nothing half done.
+So a busy event loop does not hold the file's lock, and a cancelled caller leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from relaybox.database.steps import Row, Steps, drive
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds to wait for another writer."""
 
 
 class Sqlite3:
@@ -97,10 +95,7 @@ class Sqlite3:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Switch to WAL mode, so that readers do not block the writer.
-
-    If several connections switch a new file at once, SQLite refuses all but one without waiting: retry.
-    """
+    """Switch to WAL mode; retry, because SQLite refuses all but one of concurrent switches at once."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:

@@ -1,11 +1,11 @@
 """PostgreSQL's statements that claim due rows, or chosen ones.
 
-Each claim is one statement that addresses rows by ctid. A row that changed since the snapshot has another
-ctid, so a claim locks exactly the rows that it judged.
+They address rows by ctid. A row that changed since the snapshot has another ctid, so a claim locks exactly
+the rows that it judged.
 
-A claim stops when payloads and headers exceed :bytes. The size of a compressed value needs decompression: an
-array holds its elements as they are. The stored size is free to read and never larger. So of large rows only
-those that may fit by their stored size are decompressed, and no payload goes through the sums.
+A claim stops when payloads and headers exceed :bytes. Their size needs decompression (an array holds its
+elements uncompressed); the stored size is free to read and never larger. So only large rows that may fit by
+their stored size are decompressed, and no payload goes through the sums.
 """
 
 from __future__ import annotations
@@ -44,8 +44,7 @@ _CHOSEN = _WEIGHED | {
     "free": "({free} AND id IN (SELECT id FROM chosen))",
 }
 
-# Most claims: without suspects there is nothing to separate. ``since`` skips delivered rows, which stay at
-# the start of the index until a vacuum.
+# Most claims: nothing to separate. ``since`` skips delivered rows that await a vacuum in the index.
 _DUE_UNSUSPECTED = """
     SELECT ctid AS tid, %(weighed)s FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
@@ -56,8 +55,7 @@ _DUE_UNSUSPECTED = """
     FOR UPDATE OF {event_alias} SKIP LOCKED"""
 _UNSUSPECTED = _WEIGHED | {"due": _DUE_UNSUSPECTED % _WEIGHED}
 
-# All rows, or none if together they are too large. Without the plan for running sums, which is rarely needed,
-# a claim of one row takes a fifth less.
+# All rows, or none if too large together. Without running sums, a claim of one row takes a fifth less.
 _CLAIM_LIGHT = """
 UPDATE {event} SET {lease}
 WHERE ctid = ANY (CAST((
@@ -65,8 +63,8 @@ WHERE ctid = ANY (CAST((
     FROM (%(due)s) AS due) AS tid[]))
 RETURNING {own_columns}"""
 
-# Usually one sum shows that all rows fit. Otherwise running sums follow, unsorted: any row may be left out.
-# The first row is claimed whatever its size, because its total is its own size.
+# Usually one sum shows that all rows fit; else running sums follow, unsorted, as any row may be left out. The
+# first row always fits: its total is its own size.
 _CLAIM_UNSUSPECTED = """
 WITH due AS (%(due)s
 ), sized AS (

@@ -1,8 +1,7 @@
 """Every SQL statement of the delivery path, and how its parameters are bound.
 
-``{word}`` is a table's quoted name or a piece of SQL: from ``WORDS`` here, or from ``dialects.py`` where
-databases differ. Words are fixed when a store is made. ``:name`` is a parameter, never part of the text; ``IN
-(:ids)`` takes a list. Lists of records travel as one JSON document.
+``{word}`` is a table's quoted name or a piece of SQL, from ``WORDS`` or ``dialects.py``. ``:name`` is a
+parameter; ``IN (:ids)`` takes a list. Lists of records travel as one JSON document.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
     "first_due": "COALESCE(:next_attempt_at, {now})",
-    # A sent event must survive a server crash. So an emitting transaction waits for the disk, even if the
-    # application's others do not. Its first row sets that.
+    # Makes an emitting transaction wait for the disk, even if the application's others do not: a sent event
+    # must survive a server crash.
     "awaited": """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) END""",
     "columns": "{own_columns}, destination, lease_token, lease_owner",
@@ -63,8 +62,8 @@ WORDS = {
     "together": """suspicion = first
         AND rank <= least(:limit, CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END)""",
     "wanted": "(:suspects OR NOT {suspect})",
-    # A claim need not wait for the disk: after a server crash the lease is lost and its rows are claimed
-    # again. The rows are on disk, because their emitter waited.
+    # A claim need not wait for the disk: a server crash only loses the lease, and the rows are claimed again.
+    # The rows themselves are on disk, because their emitter waited.
     "unhurried": "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
     "unleased": "(leased_until IS NULL OR leased_until <= {now})",
     "free": """(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased}
@@ -107,7 +106,7 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "heads_of_keys": """SELECT (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS id FROM {keys}""",
-    # The first row of each key that is not being settled, and so may become due.
+    # The first row of each key that is not being settled.
     "next_of_keys": """SELECT k.ordering_key, (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}""",
     "first_of_key": "ORDER BY position LIMIT 1) AS id FROM {keys}",
@@ -117,7 +116,6 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "held_by": "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS uuid[])) AS s(id, token)",
     "listed_held": "e.id = ANY (CAST(:ids AS uuid[])) AND e.id = s.id AND e.lease_token = s.token",
     "of_lease": "e.id = ANY (CAST(:ids AS uuid[])) AND e.lease_token = :token",
-    # Usually all ids match; then they need not be listed.
     "unless_all": "count(*), CASE WHEN count(*) < :count THEN string_agg(CAST(id AS text), ',') END",
     "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
 }
@@ -148,7 +146,6 @@ WHERE s.error IS NOT NULL AND s.token = (SELECT e.lease_token FROM {event} e WHE
 {or_replace_attempt}""",
 }
 
-# MySQL and SQLite claim in steps, one statement each, in one short transaction.
 STEPWISE = ANY_DATABASE | {
     "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
     # Sizes only of locked rows: a size may require reading the payload.
@@ -214,11 +211,11 @@ LOCK_SECONDS = 2
 STATEMENT_SECONDS = 55
 """How long a statement may run: less than a store waits for an answer."""
 
-# Without statistics, or with a plan made for a small table, PostgreSQL may scan the table, sort all due rows,
-# or compare all rows of a batch with each other. The first settings prevent that. They give a plan so high a
-# cost that PostgreSQL would compile it, which takes longer than running it; hence jit. The timeouts bound
-# waits for another session's lock, for a statement, and for a stopped process's transaction. A statement must
-# end before the client hangs up, or the server keeps the connection.
+# Without statistics, or with a plan made for a small table, PostgreSQL may scan the table or sort all due
+# rows. It may also compare all rows of a batch with each other. The first settings prevent that. Their high
+# costs would trigger jit, which takes longer than the statement. The timeouts bound waits for a lock, a
+# statement and a stopped process. A statement must end before the client hangs up, or the server keeps the
+# connection.
 _PINNED = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -233,8 +230,7 @@ _OF_A_SESSION = {
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "read committed",
 }
-# Lets a server that waits for a lock notice that its client is gone. The setting exists since PostgreSQL 14,
-# and not on every system.
+# Lets a server in a lock wait notice that its client is gone; PostgreSQL 14, not on every system.
 _NOTICE_HANG_UP = {"client_connection_check_interval": "5s"}
 
 
@@ -243,7 +239,6 @@ def _settings(settings: Mapping[str, str], local: str) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
-# Most settles, without the detour through JSON.
 _DELIVER = """
 WITH done AS (
     UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
@@ -274,8 +269,7 @@ POSTGRESQL = (
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # Statements off the delivery path are planned for their own parameters.
         "unpin_plan": "SELECT set_config('plan_cache_mode', 'auto', true)",
-        # The claim that follows in this transaction proceeds only if the lock was taken: a missing row may
-        # appear right after this statement.
+        # The next claim proceeds only if this took the lock: a missing row may appear right after it.
         "lock_destination": """
 SELECT set_config('relaybox.locked', name, true)
 FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS locked""",
@@ -298,8 +292,7 @@ SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPD
         "next_of_keys": "{next_of_keys} AND id <> ALL (CAST(:ids AS uuid[])) {first_of_key}",
         "delete": _DELETE % "USING {held_by} WHERE {listed_held}",
         "delete_lease": _DELETE % "WHERE {of_lease}",
-        # Locks all rows of the next settle, in the order in which it visits them, so that none is taken over
-        # in between.
+        # Locks all rows of the next settle, in its order, so that none is taken over in between.
         "copy_failed": """
 WITH s AS MATERIALIZED (SELECT * FROM {items}), failed AS MATERIALIZED (
     SELECT s.copy, s.error, e.* FROM s, {event} AS e WHERE {listed} ORDER BY e.id FOR UPDATE OF e
@@ -390,10 +383,7 @@ class Statements:
         return Query(sql, tuple(value for query in queries for value in query.params))
 
     def insert(self, rows: Sequence[tuple[Any, ...]], *, final: bool = False) -> Query:
-        """Return one INSERT of these rows, whose values are in the order of ``INSERTED``.
-
-        With ``final`` they are already delivered, because no relay sends them.
-        """
+        """Return one INSERT of rows in the order of ``INSERTED``; ``final`` rows count as delivered."""
         insert, first, other = ("insert", "first_row", "inserted_row")
         if final:
             insert, first, other = ("insert_final", "final_row", "final_row")

@@ -20,7 +20,6 @@ WHERE name = :destination AND circuit = 'half_open' {answer}""",
 UPDATE {destination}
 SET paused_at = {now}, paused_until = NULL, paused_by = :by, pause_reason = :reason, updated_at = {now}
 WHERE name = :destination AND NOT {paused} {answer}""",
-    # Follows an UPDATE that cannot return rows.
     "changed": "SELECT ROW_COUNT()",
 }
 

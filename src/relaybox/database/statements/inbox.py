@@ -12,7 +12,7 @@ SELECT consumer, message_id FROM {inbox} WHERE processed_at < {before}
 ORDER BY processed_at LIMIT :limit {unless_locked}""",
 }
 
-# Returns a row only for the first consumer. A concurrent one waits until the first ends.
+# Returns a row only if the message is new. A concurrent INSERT waits until the first one ends.
 NOT_MYSQL = ANY_DATABASE | {
     "mark": """
 INSERT INTO {inbox} (consumer, message_id) VALUES (:consumer, :message_id)
@@ -35,7 +35,6 @@ _LOCKING = {"before": "{later}", "unless_locked": "FOR UPDATE SKIP LOCKED"}
 def texts(dialect: str) -> Texts:
     """Return the statements for a database."""
     if dialect == "postgresql":
-        # A clock read in a subquery can bound an index.
         return Texts(NOT_MYSQL, _LOCKING | {"before": "(SELECT {later})"})
     if dialect == "sqlite":
         return Texts(NOT_MYSQL, _LOCKING | {"unless_locked": ""})

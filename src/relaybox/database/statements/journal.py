@@ -10,7 +10,6 @@ from relaybox.database.statements.upkeep import FENCE, LED
 WORDS = {
     # Computes the step once per minute, not once per bucket.
     "minutes": "(SELECT {step} AS step, lag FROM {stats} WHERE {lately} {apart}) AS s",
-    # A clock read in a subquery can bound an index.
     "lately": "minute >= (SELECT {later}) AND (:anywhere OR destination = :destination)",
     "operation_columns": """id, action, actor, details, state, total, capped, done, skipped, started_at,
     updated_at, finished_at, error, {now}""",

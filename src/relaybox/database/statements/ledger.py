@@ -1,8 +1,7 @@
 """SQL statements of operators' queries and changes.
 
-A change checks rows under their locks and writes the audit row with them. PostgreSQL does both in one
-statement. Elsewhere, one transaction runs ``…_lock`` to find and lock rows, ``…_write`` to change them, and
-``audit``.
+A change checks rows under their locks and writes the audit row in the same transaction. PostgreSQL needs one
+statement; elsewhere it is ``…_lock``, ``…_write`` and ``audit``.
 """
 
 from __future__ import annotations

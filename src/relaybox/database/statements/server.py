@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 STATEMENT_SECONDS = 5
-"""How long the server may work on one of these statements."""
 
 BOUNDS = f"""
 SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),

@@ -7,7 +7,6 @@ from relaybox.database.statements.delivery import Texts
 from relaybox.database.statements.journal import words
 
 ANY_DATABASE = {
-    # Grouped, so that a document with many events is one row.
     "of_documents": """
 SELECT aggregate_id, status, {meant_for}, max({id_text}) FROM {event}
 WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND destination = :destination

@@ -7,8 +7,7 @@ from relaybox.database.statements.delivery import Texts
 PROMPT = 3_600.0
 """Extra seconds to keep idempotency keys: a row final this soon after its emit needs no note at its key."""
 
-# The leader's statements do nothing unless their term is current. The fence locks the row first, in the same
-# transaction.
+# The leader's statements need a current term. The fence locks its row, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
 FENCE = "SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}"
 
@@ -24,7 +23,6 @@ UPDATE {leader} SET term = term + CASE WHEN relay = :me AND leads_until > {now} 
     relay = :me, leads_until = {later}
 WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
     "leading": "SELECT term FROM {leader} WHERE name = 'upkeep' AND relay = :me AND leads_until > {now}",
-    # Shows the leader in the list of relays.
     "show_leader": """
 UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
     leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
@@ -56,7 +54,6 @@ WHERE (SELECT status = 'pending' AND next_attempt_at IS NULL AND {unleased} FROM
     WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open} ORDER BY position LIMIT 1)""",
 }
 
-# Shared by PostgreSQL and SQLite.
 NOT_MYSQL = {
     "be_seen": """
 INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
@@ -75,7 +72,6 @@ ON CONFLICT (destination, relay) DO UPDATE SET setting = excluded.setting, said_
 SELECT ordering_key FROM {event}
 WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY next_attempt_at, position LIMIT :limit""",
-    # Steps from key to key, however many rows each has.
     "next_keys": """
 WITH RECURSIVE k (ordering_key, number) AS (
     SELECT (SELECT ordering_key FROM {event} WHERE {keyed} AND ordering_key >= :first
@@ -104,8 +100,8 @@ ROUTED_EVENT = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggrega
     e.payload, e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key,
     s.max_attempts"""
 
-# After an event's last row is removed, only its idempotency key shows how old it was. All rows of an event
-# are adjacent in the primary key: they share its first 16 digits.
+# After an event's last row is removed, only its idempotency key shows its age. The rows of an event share the
+# first 16 digits of their ids.
 REMOVED = "id, event_id, event_type, idempotency_key, created_at, updated_at"
 FINAL_AT = """(SELECT max(CASE WHEN e.status IN ('pending', 'failed') THEN {now} ELSE e.updated_at END)
     FROM {event} e {by_id}
@@ -188,7 +184,6 @@ UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     }
 )
 
-# MySQL and SQLite first find and lock the rows, in the same transaction as the change.
 STEPWISE = ANY_DATABASE | {
     "delivered": """
 SELECT {removed}, delivered_at FROM {event}

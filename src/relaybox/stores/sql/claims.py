@@ -32,8 +32,7 @@ _position = itemgetter(POSITION)
 def lock_settles(sql: Statements, destination: str) -> Query:
     """Return the lock that serializes the settles of a destination.
 
-    Two relays may settle rows of one key at once, one of them late. Without the lock each takes the other's
-    row for the head, and neither makes the next one due.
+    Without it, two settles of one key each take the other's row for the head, and the next is never due.
     """
     return sql("lock_settles" if sql.dialect.one_statement else "lock_destination", destination=destination)
 
@@ -103,10 +102,7 @@ class OneStatement:
         return _leased(rows, lease), 0, places[0] if places else []
 
     def ordered(self, want: Want) -> Steps[Claimed]:
-        """Lock the destination's row first, so that the claim sees everything committed before it.
-
-        Without a row to lock, the claim takes nothing.
-        """
+        """Lock the destination's row, so that the claim sees earlier commits; without a row it is empty."""
         lock = self._sql("lock_destination", destination=want.destination)
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
@@ -135,11 +131,10 @@ class Stepwise:
         self._dialect = statements.dialect
 
     def unordered(self, want: Want) -> Steps[Claimed]:
-        """Read a window, lock its free rows, lease, read.
+        """Read a window, lock its free rows by id, lease, read.
 
-        A locking scan briefly locks the row after its end as well: the first one of the next destination,
-        whose claim then misses it. So rows are locked by id. A locking scan follows only if others hold part
-        of a full window.
+        A locking scan also locks the row after its end, which the next destination's claim then misses. So
+        one follows only if other sessions hold part of a full window.
         """
         [rows] = yield [self._window(want)]
         window, failed = yield from self._addressable(want, rows)
@@ -179,7 +174,6 @@ class Stepwise:
     def _window(self, want: Want) -> Query:
         if want.only is None:
             return self._sql("due", limit=want.limit, **_line(want))
-        # All of them: keys that must wait must not fill the window.
         return self._sql("due_of_chosen", limit=len(want.only), **_line(want))
 
     def _lock_destination(self, destination: str) -> Steps[None]:
@@ -255,6 +249,5 @@ def _lease(want: Want) -> dict[str, Any]:
 
 
 def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
-    """Return the claimed rows by position, with the values that they share."""
     same = (lease["destination"], lease["token"], lease["owner"])
     return [(*row, *same) for row in sorted(rows, key=_position)]

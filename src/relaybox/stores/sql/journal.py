@@ -207,7 +207,6 @@ def audited(audit: Audit) -> dict[str, Any]:
 
 
 def _document(value: Any) -> Mapping[str, Any]:
-    """Decode a JSON object from any driver's form."""
     if isinstance(value, str | bytes):
         try:
             value = json.loads(value)

@@ -131,10 +131,7 @@ class SqlLedger(SqlJournal):
     async def retry(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Make failed rows pending and due with all their attempts, and make rows that back off due now.
-
-        Like every change, return the ids of changed rows.
-        """
+        """Make failed rows due with attempts reset, and rows that back off due now; return changed ids."""
         return await self._change_rows("retry", entries, lanes, audit)
 
     async def discard(
@@ -146,10 +143,7 @@ class SqlLedger(SqlJournal):
     async def move(
         self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Move pending and failed rows to another destination.
-
-        If that one is ordered, it takes the first rows of each key instead, in the same number.
-        """
+        """Move pending and failed rows; an ordered destination gets the first rows of each key instead."""
         moved: set[UUID] = set()
         ordered = _lane(lanes, to).ordered
         for name in sorted({entry.destination for entry in entries}):

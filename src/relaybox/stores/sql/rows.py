@@ -82,8 +82,7 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
     """Convert rows to candidates for the ordering rules."""
     if dialect.typed:
         return list(starmap(Candidate, rows))
-    # A position that is not a number cannot be compared; the row will prove unreadable. A row that cannot be
-    # addressed cannot be leased.
+    # A position that is not a number cannot be compared, and a row without a valid id cannot be leased.
     return [
         Candidate(id_, key, number(position), free and nameable(id_), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows

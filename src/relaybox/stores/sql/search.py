@@ -1,7 +1,6 @@
 """Builds operators' searches and counts as Core expressions.
 
-Each query reads at most one window of the big table. A search uses an index that leads to few rows, or else
-walks the primary key, which is ordered by time, one window at a time.
+A query reads at most one window: of an index that leads to few rows, else of the primary key, by time.
 """
 
 from __future__ import annotations
@@ -53,10 +52,7 @@ _STYLES = {"format": "format", "qmark": "qmark", "numeric": "numeric_dollar"}
 
 
 class Part(NamedTuple):
-    """Rows that an index leads to: their condition, and their order in the index.
-
-    ``hint`` names the index if the planner would otherwise use less of it.
-    """
+    """Rows that an index leads to; ``hint`` names the index if the planner would use less of it."""
 
     condition: Any
     order: tuple[Any, ...]
@@ -144,10 +140,9 @@ class Search:
         return self.query(found.where(*self._within(columns.c, bounds)).order_by(order).limit(limit))
 
     def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
-        """Return the delivery with that id, or the deliveries of the event with that id.
+        """Return the delivery with that id (``exact``: only), or (``whole``: only) all of that event.
 
-        ``exact`` allows only the former, ``whole`` only the latter. An event's first row has the event's id,
-        and its other rows follow at once. Later copies have the same aggregate, or are among the newest rows.
+        An event's other rows follow its first at once; later copies share the aggregate, or are very new.
         """
         event, own = self._event.c, self._id(id_)
         [[*rows]] = yield [self.query(self._select(self._event).where(event.id == own))]
@@ -227,11 +222,7 @@ class Search:
         return self.query(found.where(inbox.message_id > after).order_by(inbox.message_id).limit(limit))
 
     def count(self, name: str) -> dict[str, Query]:
-        """Return a query per range of a destination's rows.
-
-        Each selects the count, the leased count, the oldest row, now, and the time of the oldest active
-        claim.
-        """
+        """Return a query per range: count, leased count, oldest row, now, and time of the oldest claim."""
         event = self._event.c
         pending = self._pending(name)
         parked = _only(pending, event.next_attempt_at.is_(None))
@@ -255,7 +246,6 @@ class Search:
         return self.query(self._part(scheduled, event.error_message).limit(1))
 
     def _count_final(self, part: Part) -> sa.Select[Any]:
-        """Count from the index alone: no other column is needed."""
         window = self._part(part, sa.literal_column("1").label("one")).subquery("w")
         columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now(), sa.null()]
         return sa.select(*columns).select_from(window)
@@ -270,7 +260,6 @@ class Search:
         return sa.select(*columns, now(), sa.func.min(claimed)).select_from(window)
 
     def _narrow(self, filter: Filter) -> Steps[Part | None]:
-        """Return the first index that leads to few rows, or None."""
         for part in self._parts(filter):
             if (yield from self._length(part)) <= CAP:
                 return part
@@ -327,7 +316,6 @@ class Search:
         return self._in_order(sa.select(*self._columns()), bounds).limit(CAP)
 
     def _end(self, bounds: Bounds) -> sa.Select[Any]:
-        """Return the query for the id at the end of the window."""
         return self._in_order(sa.select(self._event.c.id), bounds).offset(CAP - 1).limit(1)
 
     def _in_order(self, statement: sa.Select[Any], bounds: Bounds) -> sa.Select[Any]:
@@ -407,7 +395,6 @@ def shown(value: Any) -> str | None:
 
 
 def _is(wanted: str, destination: Any, error: Any) -> bool:
-    """True if an error has this fingerprint."""
     return fingerprint(shown(destination) or "", shown(error)).hash == wanted
 
 
@@ -417,7 +404,6 @@ def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:
 
 
 def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
-    """Narrow the bounds to exclude rows that are certainly too old or too new."""
     above, below = bounds.above, bounds.below
     if filter.since is not None:
         first = _first_id(filter.since, -SKEW)

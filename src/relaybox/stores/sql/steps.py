@@ -1,7 +1,7 @@
 """The operations of a store, as steps.
 
-If the driver sends the statements of one yield in one round trip, they are atomic, and a lock timeout raises
-``Locked`` inside the generator. Other drivers run the whole generator in one transaction.
+One yield is atomic if the driver sends it in one round trip; a lock timeout then raises ``Locked`` in the
+generator. Other drivers run the whole generator in one transaction.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from relaybox.stores.store import (
 ERROR_LENGTH = 2_000
 LEASES_APART = 3
 """Up to this many leases are settled by one statement each."""
-# Every database parses a UUID from 32 digits; text columns store exactly these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
@@ -150,10 +149,7 @@ class StoreSteps:
         on_failed: OnFailed,
         dead_letter: DeadLetter | None = None,
     ) -> Steps[Settled]:
-        """Do what ``settle`` does, but skip locked rows.
-
-        Also skip a whole key if its next row is locked: nothing else would make that row due later.
-        """
+        """Settle, but skip locked rows, and keys whose next row is locked: nothing would make it due."""
         keys = keys_of(delivery for delivery, _ in settlements)
         ids = sorted({self.dialect.to_uuid(settlement.delivery.id) for settlement in settlements})
         block = on_failed == "block"
@@ -251,10 +247,7 @@ class StoreSteps:
         yield [self.statements("hold_alone", alone=alone, **own)]
 
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
-        """Add statements for rows that are still ours; return the index of the result with their ids.
-
-        The last statement ends or moves the leases, so the others come first.
-        """
+        """Add statements for our rows, the end of leases last; return the index of the result with ids."""
         if not self.dialect.returning:
             names = ("mine", *names)
         answer = len(queries) + (len(names) - 1 if self.dialect.returning else 0)
@@ -302,10 +295,7 @@ def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
 
 
 def _by_lease(settlements: Sequence[Settlement]) -> list[OfLease]:
-    """Group deliveries by lease if the id ranges of the leases do not overlap, else only by ``keep``.
-
-    Rows must be locked in the order of ids.
-    """
+    """Group deliveries by lease if their ids do not overlap, else by ``keep``: locks go in order of ids."""
     of: dict[tuple[bool, UUID], list[Delivery]] = {}
     for delivery, outcome in settlements:
         if type(outcome) is Delivered:
@@ -334,7 +324,6 @@ def _array(values: Iterable[str]) -> str:
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:
-    """Return the columns of a settlement."""
     match outcome:
         case Delivered():
             return {"status": Status.DELIVERED, "given_back": 0}

@@ -42,14 +42,12 @@ OLDEST = 100 * 365 * 86_400.0
 """Seconds; every database can subtract them from its clock."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS = 1000
-"""Keys checked per statement."""
 ROWS_OF_A_KEY = 5
 """Rows read per key if the database cannot step from key to key."""
 ROUTED = 100
 """Events routed per transaction; all are read with their payloads."""
 log = logging.getLogger(__name__)
 
-# Every database parses a UUID from 32 digits.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
@@ -67,10 +65,9 @@ class SqlUpkeep:
         self._sql = self._store_sql.others(texts(self._dialect.name))
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
-        """Record a heartbeat and return the members seen within ``live`` seconds; ``joins`` commits in
-        between.
+        """Record a heartbeat, and return the members seen within ``live`` seconds.
 
-        Members not seen for a day are forgotten.
+        ``joins`` commits the heartbeat first. Members not seen for a day are forgotten.
         """
         words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
         be_seen = [self._sql("be_seen", **words)]
@@ -122,10 +119,7 @@ class SqlUpkeep:
         return {relay: frozenset(names) for relay, names in known.items()}
 
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Report settings of destinations in one transaction, and forget outdated reports.
-
-        A report stays if it was renewed meanwhile, or if its relay is a member.
-        """
+        """Report settings in one transaction; forget outdated reports, unless renewed or from a member."""
         # In a fixed order, so that two relays do not deadlock.
         says = [
             self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
@@ -169,8 +163,8 @@ class SqlUpkeep:
     ) -> Slice[datetime] | None:
         """Check the next ``limit`` idempotency keys older than ``age`` seconds.
 
-        Remove a key if all rows of its event have been final for that long. The age of other keys restarts
-        when the event's last row became final, or now if a row is open.
+        Remove those whose event has been final for that long. Others restart their age: from when the event
+        became final, or from now while it is open.
         """
         since = self._dialect.to_time(after or LONG_AGO)
         words = {"seconds": _ago(age), "since": since, "limit": limit}
@@ -182,10 +176,7 @@ class SqlUpkeep:
         return await self._run(lambda: self._prune_history(term, history, words))
 
     async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
-        """Check the next ``limit`` keys, and make their parked heads due.
-
-        Any relay may do this at any time: it repeats what settles and operators do, under the same locks.
-        """
+        """Make the parked heads of the next ``limit`` keys due, under the locks of settles; any relay may."""
         return await self._run(lambda: self._sweep(destination, block, after, limit))
 
     async def unpark(self, destination: str, limit: int) -> int:
@@ -193,10 +184,9 @@ class SqlUpkeep:
         return await self._run(lambda: self._unpark(destination, limit))
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
-        """Check the next ``limit`` unrouted events, and route those that a route takes.
+        """Check the next ``limit`` unrouted events, and route those that a route takes, by position.
 
-        They arrive in the order of their positions. If one is locked, raise and route none of its batch:
-        skipping it would let a later event of its key overtake it.
+        If one is locked, raise and route none of its batch: a later event of its key must not overtake it.
         """
         # Ask the routes between two transactions: a route may be the application's function.
         seen = await self._run(lambda: self._unrouted(term, after, limit))
@@ -330,7 +320,6 @@ class SqlUpkeep:
         return None
 
     def _ids(self, ids: Iterable[Any]) -> Any:
-        """Return the ids as one array where the database takes that, else as a list."""
         return f"{{{','.join(map(str, ids))}}}" if self._dialect.one_statement else list(ids)
 
     def _prune_history(self, term: int, history: History, words: dict[str, Any]) -> Steps[int | None]:
@@ -391,7 +380,6 @@ class SqlUpkeep:
         return Slice(0, first)
 
     def _next_keys(self, destination: str, first: str, limit: int) -> Steps[tuple[list[str], str | None]]:
-        """Return keys of open rows from ``first`` on, and the key to continue with."""
         words = {"destination": destination, "first": first}
         if self._dialect.returning:
             [rows] = yield [self._sql("next_keys", **words, limit=limit + 1)]
@@ -484,7 +472,6 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
 
 
 def _read(setting: Any) -> Setting:
-    """Decode a setting from any driver's form."""
     if isinstance(setting, str | bytes):
         return msgspec.json.decode(setting, type=Setting)
     return msgspec.convert(setting, Setting)
