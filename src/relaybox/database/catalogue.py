@@ -1,7 +1,7 @@
-"""The tables as this release wants them, and as the catalogue of a database has them, in the same values.
+"""The tables that this release needs, and the tables that a database has, as comparable values.
 
-SQLAlchemy's inspector is not used for the latter: before release 2.1 it reports neither invalid indexes nor
-collations on PostgreSQL, it knows no triggers, and it would need a second connection beside the store's.
+This module reads the catalogue itself: SQLAlchemy's inspector knows no triggers and needs a second
+connection. Before 2.1 it also hides invalid indexes and collations on PostgreSQL.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from relaybox.errors import NoTables, StoreError
 
 Rows = Sequence[Sequence[Any]]
 Ask = Callable[..., Awaitable[list[Row]]]
-"""Answers a statement, given with its parameters by name, with rows."""
+"""Executes a statement with named parameters and returns its rows."""
 
 _INDEX = re.compile(r"CREATE INDEX (\S+) ON \S+ \((.*?)\)( WHERE .*)?$", re.DOTALL)
 _TYPE_ENDS = re.compile(
@@ -32,9 +32,8 @@ _TYPE_ENDS = re.compile(
 )
 _FILLED = re.compile(r" (DEFAULT|GENERATED|AUTO_INCREMENT|AS \()")
 _SAME = {"varchar": "character varying", "integer": "int", "json": "longtext"}
-"""How catalogues spell a type."""
 
-# A name without a schema is resolved along the search path, as in every statement.
+# Names without a schema follow the search path, as in every statement.
 _OURS = "(SELECT CAST(to_regclass(name) AS oid) FROM unnest(CAST(ARRAY[:names] AS text[])) AS name)"
 _POSTGRESQL = tuple(
     query.replace("OURS", _OURS)
@@ -79,25 +78,24 @@ _SQLITE = (
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column; ``filled``: the database gives it a value if an INSERT does not."""
+    """A column; ``filled`` is true if the database supplies a value that an INSERT leaves out."""
 
     type: str
     nullable: bool
     filled: bool
     collation: str | None = None
     ddl: str = ""
-    """As CREATE TABLE has it; empty if it was read from a database."""
+    """The column in CREATE TABLE; empty if it was read from a database."""
 
 
 @dataclass(frozen=True, slots=True)
 class Index:
-    """An index; ``partial``: it has a WHERE."""
+    """An index; ``partial`` is true if it has a WHERE clause."""
 
     columns: tuple[str, ...]
     partial: bool = False
     valid: bool = True
     create: str = ""
-    """The statement that creates it, if it is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +108,7 @@ class Constraint:
 
 @dataclass(slots=True)
 class Table:
-    """A table, with its columns and the rest by their names."""
+    """A table and its parts by name."""
 
     columns: dict[str, Column] = field(default_factory=dict)
     key: tuple[str, ...] = ()
@@ -118,13 +116,12 @@ class Table:
     indexes: dict[str, Index] = field(default_factory=dict)
     triggers: dict[str, str] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
-    """Storage parameters on PostgreSQL, the engine on MariaDB."""
+    """Storage parameters on PostgreSQL, the engine on MariaDB and MySQL."""
     create: tuple[str, ...] = ()
-    """The statements that create it, if they are known."""
 
 
 def wanted_tables(outbox: Outbox) -> dict[str, Table]:
-    """Return the tables of this release."""
+    """Return the tables that this release needs."""
     if outbox.dialect == "sqlite":
         return _wanted_on_sqlite(outbox)
     dialect = sa.create_mock_engine(f"{outbox.dialect}://", None).dialect
@@ -132,7 +129,6 @@ def wanted_tables(outbox: Outbox) -> dict[str, Table]:
 
 
 def _table(outbox: Outbox, table: sa.Table, dialect: sa.Dialect) -> Table:
-    # SQLAlchemy keeps a table's constraints in a set, and its indexes in another.
     checks = {str(one.name): one for one in table.constraints if isinstance(one, sa.CheckConstraint)}
     create, *indexes = _statements(outbox, table)
     options: Mapping[str, Any] = {}
@@ -153,11 +149,11 @@ def _table(outbox: Outbox, table: sa.Table, dialect: sa.Dialect) -> Table:
 
 
 def _column(column: sa.Column[Any], dialect: sa.Dialect) -> Column | None:
-    """Return the column, or ``None`` if this kind of database does not have it."""
+    """Return the column, or ``None`` if this database does not have it."""
     compiled = CreateColumn(column).compile(dialect=dialect, compile_kwargs={"literal_binds": True})
     if not compiled.string:
         return None
-    # Without a driver the compiler doubles percent signs; no type or default of ours has one elsewhere.
+    # The compiler doubles percent signs; our types and defaults contain no others.
     text = compiled.string.replace("%%", "%")
     spec = text.partition(" ")[2]
     collation = re.search(r'COLLATE "?(\w+)"?', spec)
@@ -171,17 +167,16 @@ def _column(column: sa.Column[Any], dialect: sa.Dialect) -> Column | None:
 
 
 def _statements(outbox: Outbox, table: sa.Table) -> list[str]:
-    """Return the statements that create a table and its indexes."""
     metadata = outbox.metadata()
     statements = rendered(
         outbox.dialect, lambda engine: metadata.create_all(engine, tables=[table], checkfirst=False)
     )
-    # Others record the version.
+    # The other statements record the version.
     return [statement for statement in statements if statement.startswith("CREATE ")]
 
 
 def _wanted_on_sqlite(outbox: Outbox) -> dict[str, Table]:
-    """Create the tables in an empty database, and read its catalogue."""
+    """Create the tables in an empty database and read its catalogue."""
     with closing(sqlite3.connect(":memory:")) as connection:
         for statement in ddl("sqlite", prefix=outbox.prefix):
             connection.execute(statement)
@@ -196,7 +191,7 @@ def _wanted_on_sqlite(outbox: Outbox) -> dict[str, Table]:
 async def found_tables(
     ask: Ask, outbox: Outbox, names: Collection[str]
 ) -> tuple[dict[str, Table], Collection[str]]:
-    """Return those of these tables that exist, and names of those that the role may not look at."""
+    """Return the existing tables, and the names of tables that the role may not inspect."""
     match outbox.dialect:
         case "postgresql":
             whole = [quoted(outbox, outbox.schema, name) for name in names]
@@ -210,7 +205,7 @@ async def found_tables(
 
 
 async def _texts(ask: Ask, outbox: Outbox, names: Collection[str]) -> tuple[dict[str, str], set[str]]:
-    """Return CREATE TABLE of each table: MariaDB's views show constraints to owners only."""
+    """Return CREATE TABLE for each table: MariaDB's views show constraints only to owners."""
     texts: dict[str, str] = {}
     hidden: set[str] = set()
     for name in names:
@@ -228,7 +223,6 @@ async def _texts(ask: Ask, outbox: Outbox, names: Collection[str]) -> tuple[dict
 
 
 def _found_on_postgresql(classes: Rows, columns: Rows, checks: Rows, indexes: Rows) -> dict[str, Table]:
-    """Return the tables that the rows of the catalogue describe."""
     tables = _with_columns(columns, collation=True)
     for name, options in classes:
         found = tables.setdefault(str(name), Table())
@@ -247,7 +241,6 @@ def _found_on_postgresql(classes: Rows, columns: Rows, checks: Rows, indexes: Ro
 def _found_on_mysql(
     texts: Mapping[str, str], classes: Rows, columns: Rows, indexes: Rows
 ) -> dict[str, Table]:
-    """Return the tables that the rows describe; constraints are read from the text of CREATE TABLE."""
     tables = _with_columns(columns, collation=True)
     for name, engine in classes:
         tables.setdefault(str(name), Table()).options = {"engine": str(engine)}
@@ -263,7 +256,6 @@ def _found_on_mysql(
 
 
 def _found_on_sqlite(texts: Rows, columns: Rows, others: Rows) -> dict[str, Table]:
-    """Return the tables that the rows describe; constraints are read from the text of CREATE TABLE."""
     tables = _with_columns([row[:6] for row in columns], collation=False)
     for name, rows in _by_table(columns).items():
         keyed = sorted((row[5], row[0]) for row in rows if row[5])
@@ -295,23 +287,20 @@ def _with_columns(rows: Rows, *, collation: bool) -> dict[str, Table]:
 
 
 def _text(value: Any) -> str:
-    """Return a text, which MySQL may give as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
 def _spelled(type_: str) -> str:
-    """Return a type in the one spelling that is compared."""
     text = type_.strip().lower()
     word, bracket, rest = text.partition("(")
     word = _SAME.get(word.strip(), word.strip())
-    # The width in which MySQL would print a number is not part of its type.
+    # MySQL's display width is not part of the type.
     if word in ("int", "bigint", "smallint", "tinyint") or not bracket:
         return f"{word}{' ' + rest.partition(')')[2].strip() if 'unsigned' in rest else ''}"
     return f"{word}({rest}"
 
 
 def _index(statement: str) -> tuple[str, Index]:
-    """Return the name of an index and the index, from the statement that creates it."""
     match = _INDEX.match(" ".join(statement.split()))
     if match is None:
         return "", Index((), create=statement)
@@ -325,7 +314,7 @@ def _unquoted(name: str) -> str:
 
 
 def _by_table(rows: Iterable[Sequence[Any]]) -> dict[str, list[Sequence[Any]]]:
-    """Group rows by their first value, and cut it off."""
+    """Group rows by their first value, and remove it from them."""
     tables: dict[str, list[Sequence[Any]]] = {}
     for name, *rest in rows:
         tables.setdefault(str(name), []).append(rest)

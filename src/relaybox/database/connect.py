@@ -1,4 +1,4 @@
-"""A short synchronous connection to any of the databases, for statements without parameters."""
+"""Opens a short synchronous connection to any database, for statements without parameters."""
 
 from __future__ import annotations
 
@@ -22,21 +22,20 @@ Row: TypeAlias = Sequence[Any]
 Execute: TypeAlias = Callable[[str], list[Row]]
 
 BUSY = 60.0
-"""Seconds that SQLite waits for another writer."""
 
 DENIED = "42501"
-"""PostgreSQL's state for a right that the user lacks."""
+"""SQLSTATE of PostgreSQL for a missing privilege."""
 
 DENIED_MYSQL = {1044, 1142, 1227}
-"""MySQL's errors for a right that the user lacks: to a database, to a statement, to administer."""
+"""MySQL's errors for a missing privilege: on a database, for a statement, for administration."""
 
 
 @contextmanager
 def connected(url: str, *, create: bool = True) -> Iterator[Execute]:
-    """Yield a function that executes a statement and returns its rows.
+    """Yield a function that executes statements.
 
-    PostgreSQL, and SQLite after a BEGIN, commit at the end or not at all; MySQL commits each statement.
-    Without ``create`` an SQLite file that does not exist is taken for an empty database.
+    PostgreSQL, and SQLite after BEGIN, commit at the end; MySQL commits each statement. Without ``create``, a
+    missing SQLite file counts as an empty database.
     """
     open_, errors = _opener(url.partition(":")[0], create)
     try:
@@ -47,18 +46,18 @@ def connected(url: str, *, create: bool = True) -> Iterator[Execute]:
 
 
 def in_memory(url: str) -> bool:
-    """Whether it is an SQLite database that ends with the connection that made it."""
+    """True if the SQLite database disappears when its connection closes."""
     if not url.startswith("sqlite:"):
         return False
     parsed = _parsed(url)
     path = (parsed.database or ":memory:").removeprefix("file:")
-    # One that is shared lives on in the application's other connections.
+    # A shared in-memory database lives on in the application's other connections.
     shared = parsed.query.get("cache") == "shared"
     return not shared and (path == ":memory:" or parsed.query.get("mode") == "memory")
 
 
 def denied(error: BaseException | None) -> bool:
-    """Whether the database refused because the user lacks a right."""
+    """True if the database refused because the user lacks a privilege."""
     if error is None:
         return False
     return getattr(error, "sqlstate", None) == DENIED or not DENIED_MYSQL.isdisjoint(error.args[:1])
@@ -72,7 +71,7 @@ def _reason(url: str, error: Exception) -> str:
 
 
 def _message(error: Exception) -> str:
-    """What the database said, without what the driver adds: a piece of the statement, a tuple's brackets."""
+    """Return the database's message without the statement excerpt or the tuple that drivers add."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     match error.args:
         case _ if primary:
@@ -110,7 +109,7 @@ def _postgresql(url: str) -> Iterator[Execute]:
     import psycopg
 
     with psycopg.connect(url) as connection:
-        # The lock must be had before the snapshot: under another default level it would come after.
+        # The migration lock must come before the snapshot; stricter isolation levels reverse that order.
         connection.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
 
         def execute(statement: str) -> list[Row]:
@@ -132,13 +131,12 @@ def _existing_sqlite(url: str) -> Iterator[Execute]:
 def _sqlite(url: str) -> Iterator[Execute]:
     parsed = _parsed(url)
     (path,), options = _arguments(parsed)
-    # Python's own transactions would begin too late: not before DDL, and not as a writer.
+    # Python's implicit transactions start too late: after DDL, and not as a writer.
     connection = sqlite3.connect(path, **({"timeout": BUSY} | dict(options) | {"isolation_level": None}))
     try:
         yield lambda statement: connection.execute(statement).fetchall()
         connection.commit()
     finally:
-        # What was not committed is rolled back.
         connection.close()
 
 
@@ -148,7 +146,6 @@ def _mysql(url: str) -> Iterator[Execute]:
         try:
             connection = run(_connect_mysql(_parsed(url)))
         except TypeError:
-            # The options of the URL are the driver's keyword arguments.
             raise _wrong_options(url) from None
         try:
             yield lambda statement: run(_fetch_mysql(connection, statement))
@@ -158,7 +155,7 @@ def _mysql(url: str) -> Iterator[Execute]:
 
 @contextmanager
 def _runner() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
-    """Run coroutines from synchronous code: in another thread where this one runs a loop already."""
+    """Yield a function that runs coroutines, in another thread if this one already runs a loop."""
     with asyncio.Runner() as runner:
         if not in_loop():
             yield runner.run
@@ -171,7 +168,7 @@ def _runner() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
 
 
 def in_loop() -> bool:
-    """Whether an event loop runs in this thread."""
+    """True if an event loop runs in this thread."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -204,7 +201,6 @@ def _arguments(url: sa.URL) -> tuple[Sequence[Any], Mapping[str, Any]]:
     try:
         return url.get_dialect()().create_connect_args(url)
     except (sa.exc.ArgumentError, ValueError):
-        # Not chained: SQLAlchemy repeats the URL.
         raise _wrong_options(url.render_as_string()) from None
 
 
@@ -214,9 +210,6 @@ def _wrong_options(url: str) -> ConfigError:
 
 
 def hang_up(fileno: int) -> None:
-    """Make whoever waits for an answer on this connection see its end.
-
-    A driver that is cancelled may wait for the server once more; one whose connection has ended does not.
-    """
+    """Shut the socket down: a cancelled driver may otherwise wait for the server again."""
     with suppress(OSError), socket.socket(fileno=os.dup(fileno)) as end:
         end.shutdown(socket.SHUT_RDWR)

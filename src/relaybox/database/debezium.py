@@ -1,7 +1,7 @@
-"""What Debezium needs to take over a destination: publication, slot and the connector's configuration.
+"""Builds the publication, slot and connector configuration for a Debezium destination.
 
-The rows of such a destination are delivered from the start: they are written to be read in the database's
-log. The publication holds their inserts and nothing else, so that rows may be removed at any time.
+Its rows are inserted as delivered, because Debezium reads them from the log. Only inserts are published, so
+rows can be removed at any time.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from relaybox.database.migrations import Outbox, quoted
 from relaybox.errors import ConfigError, did_you_mean
 
 ROLE = "relaybox_debezium"
-"""The database's user that the connector logs in as."""
 
 PASSWORD = "${env:RELAYBOX_DEBEZIUM_PASSWORD}"
-"""Kafka Connect's own way to name a secret."""
+"""A reference that Kafka Connect replaces with the secret."""
 
 HEADERS = {
     "event_id": "event-id",
@@ -31,7 +30,6 @@ HEADERS = {
     "aggregate_id": "aggregate-id",
     "headers": "headers",
 }
-"""The columns that travel as headers of a message, and the headers' names."""
 
 TEXT = "org.apache.kafka.connect.storage.StringConverter"
 
@@ -39,7 +37,6 @@ NAMES = {
     "publication": "SELECT pubname FROM pg_publication",
     "slot": "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()",
 }
-"""What is read, and how the server is asked for its names."""
 
 CREATE_ROLE = """DO $$ BEGIN
     CREATE ROLE {role} LOGIN REPLICATION;
@@ -48,7 +45,7 @@ END $$"""
 
 
 def find(settings: Settings, name: str | None = None) -> Destination:
-    """The destination of that name, or the only one of this kind; raises ``ConfigError``."""
+    """Return the named destination, or the only Debezium one; raise ``ConfigError`` if there is none."""
     every = {one.name: one for one in settings.destinations if one.handed_over}
     if name is None:
         if len(every) > 1:
@@ -66,7 +63,7 @@ def find(settings: Settings, name: str | None = None) -> Destination:
 
 
 def statements(settings: Settings, destination: Destination) -> list[str]:
-    """The SQL to run once, before the first event: what is committed before the slot exists is not read."""
+    """Return the SQL to run before the first event: Debezium misses commits made before the slot exists."""
     outbox = Outbox("postgresql", settings.schema, settings.prefix)
     event = quoted(outbox, settings.schema, outbox.tables().event.name)
     role, name = quoted(outbox, ROLE), _name(settings, destination)
@@ -83,14 +80,14 @@ def statements(settings: Settings, destination: Destination) -> list[str]:
 
 
 def missing(settings: Settings, destination: Destination) -> list[str]:
-    """What of publication and slot the server does not have; it is asked."""
+    """Ask the server which of publication and slot are missing."""
     name = _name(settings, destination)
     with connected(settings.database) as execute:
         return [what for what, query in NAMES.items() if all(found != name for [found] in execute(query))]
 
 
 def connector(settings: Settings, destination: Destination) -> dict[str, Any]:
-    """The connector as Kafka Connect's ``POST /connectors`` takes it."""
+    """Return the body for Kafka Connect's ``POST /connectors``."""
     name = _name(settings, destination)
     config = {
         "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -101,13 +98,13 @@ def connector(settings: Settings, destination: Destination) -> dict[str, Any]:
         "slot.name": name,
         "publication.name": name,
         "publication.autocreate.mode": "disabled",
-        # The table is no place to begin from: it holds other destinations' rows, and its own only for a time.
+        # No snapshot: the table has rows of other destinations, and keeps its own only for a time.
         "snapshot.mode": "no_data",
         "table.include.list": _table(settings),
         "tombstones.on.delete": "false",
-        # Debezium would add headers about itself to each message.
+        # Otherwise Debezium adds headers about itself to each message.
         "extended.headers.enabled": "false",
-        # Confirms the log while nothing is emitted, so that the server need not keep it.
+        # Confirms the log position while no events arrive, so that the server can drop old log.
         "heartbeat.interval.ms": "10000",
         "heartbeat.action.query": "SELECT pg_logical_emit_message(false, 'relaybox', '')",
         "message.prefix.exclude.list": ".*",
@@ -127,7 +124,7 @@ def _router() -> dict[str, str]:
         "table.field.event.key": "ordering_key",
         "table.field.event.type": "event_type",
         "table.field.event.payload": "payload",
-        # The payload stays the JSON text it is: made into a schema, a list of unlike things would be lost.
+        # Keep the payload as JSON text: a schema loses lists of mixed types.
         "table.expand.json.payload": "false",
         "table.fields.additional.placement": ",".join(
             f"{column}:header:{header}" for column, header in HEADERS.items()
@@ -151,16 +148,13 @@ def _database(settings: Settings) -> dict[str, str]:
 
 
 def _table(settings: Settings) -> str:
-    """A regular expression. Without a schema the search path decides, and the publication knows."""
+    """Return a regular expression that matches the table in any schema if none is configured."""
     table = Outbox("postgresql", settings.schema, settings.prefix).tables().event.name
     return rf"{settings.schema or '[^.]+'}\.{table}"
 
 
 def _name(settings: Settings, destination: Destination) -> str:
-    """What connector, publication and slot are called; a slot has lower-case letters, digits and underscores.
-
-    A name that had to be changed ends in a digest: no two destinations share a slot.
-    """
+    """Return a name that is valid for a slot; a digest keeps changed names unique."""
     whole = "_".join(
         part for part in ("relaybox", settings.schema, settings.prefix, destination.name) if part
     )
@@ -171,7 +165,7 @@ def _name(settings: Settings, destination: Destination) -> str:
 
 
 def _literal(text: str) -> str:
-    """As PostgreSQL reads a text, in which a backslash is nothing special."""
+    """Quote a string for PostgreSQL, where a backslash has no special meaning."""
     doubled = text.replace("'", "''")
     return f"'{doubled}'"
 

@@ -1,4 +1,4 @@
-"""What differs from database to database: words of SQL, and how values travel."""
+"""The differences between databases: pieces of SQL, and conversion of values."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _ID, _EVENT_ID, _CREATED_AT, _LEASE_TOKEN = map(
 _TYPES: tuple[Any, ...] = tuple(get_type_hints(Delivery)[name] for name in Delivery.__struct_fields__)
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
-"""What is read of a time that is none: a row may have been edited by hand."""
+"""Replaces an unreadable time, which a manual edit can leave in a row."""
 LATEST = datetime.max.replace(tzinfo=UTC)
 
 
 class Unreadable(Exception):
-    """A row that no delivery can be made of; the text says why."""
+    """A row that cannot become a delivery; the message says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dialect:
-    """One database's words of SQL, the way it takes and gives UUIDs and times, and what its JSON holds."""
+    """The SQL words, conversions and JSON limits of one database."""
 
     name: str
     words: Mapping[str, str]
@@ -41,15 +41,15 @@ class Dialect:
     limits: Limits
     returning: bool = True
     one_statement: bool = False
-    """Whether one statement changes two tables, or changes a row and answers with what it was."""
+    """True if one statement can change two tables, or change a row and return its old values."""
     native: bool = False
-    """Whether UUIDs and times arrive as Python's own."""
+    """True if UUIDs and times arrive as Python objects."""
     typed: bool = True
-    """Whether a column holds nothing but values of its type."""
+    """True if the database enforces column types."""
     quote: str = '"'
 
     def delivery(self, row: Sequence[Any]) -> Delivery:
-        """A claimed row as a value; raises ``Unreadable``."""
+        """Convert a claimed row; raise ``Unreadable`` if its values are invalid."""
         if self.native:
             return Delivery(*row)
         values = list(row)
@@ -69,7 +69,7 @@ class Dialect:
 
 
 def _utc_text(value: datetime) -> str:
-    # Not strftime, which writes years before 1000 in fewer digits: texts must compare as their times do.
+    # Not strftime: it writes years before 1000 with fewer digits, which breaks comparison as text.
     return value.astimezone(UTC).replace(tzinfo=None).isoformat(" ", "microseconds")
 
 
@@ -81,17 +81,16 @@ def _from_text(value: str) -> datetime:
 
 
 def _from_naive(value: Any) -> datetime:
-    # A date such as 0000-00-00 arrives as a text.
+    # A date such as 0000-00-00 arrives as text.
     return value.replace(tzinfo=UTC) if isinstance(value, datetime) else EARLIEST
 
 
-# The words: ``now``; ``later``, :seconds from now, and ``item_later``, a record's own seconds from now;
-# ``due`` and ``head``, the columns that hold the destination of rows that are pending, and pending or failed;
-# ``items``, ``keys`` and ``chosen``, a parameter's JSON records as a table; ``set``, how SET names a column
-# of ``e``; ``size``, a row's bytes; ``join``, one that goes through its left side first; ``this``, the row
-# whose id was read.
+# ``later`` is :seconds from now, ``item_later`` a record's own. ``due`` and ``head`` hold the destination of
+# pending rows, and of pending or failed rows. ``items``, ``keys`` and ``chosen`` turn a JSON parameter into a
+# table. ``set`` prefixes a column of ``e`` in SET. ``join`` reads its left side first. ``this`` is the row
+# that was read.
 
-# Headers that are no object are left behind: they would fail the whole statement, again and again.
+# Drop headers that are not an object: they would make the whole statement fail every time.
 _DEAD_LETTER_HEADERS = """JSON_SET(
         CASE WHEN NOT JSON_VALID(headers) THEN JSON_OBJECT()
             WHEN UPPER(JSON_TYPE(headers)) <> 'OBJECT' THEN JSON_OBJECT() ELSE headers END,
@@ -154,16 +153,16 @@ def _mysql(name: str, collation: str) -> Dialect:
             "or_nothing": "ON DUPLICATE KEY UPDATE name = name",
             "answer": "",
             "or_nothing_but_the_key": "ON DUPLICATE KEY UPDATE event_id = event_id",
-            # The transaction's own snapshot may be older than the row it collided with.
+            # The transaction's snapshot may be older than the row it collided with.
             "latest": "LOCK IN SHARE MODE",
             "or_replace_attempt": """ON DUPLICATE KEY UPDATE
         failed_at = {now}, relay = VALUES(relay), error_message = VALUES(error_message)""",
             "due": "due_destination",
             "head": "head_destination",
             "set": "e.",
-            # On a small table the optimiser would rather read, and lock, all of it.
+            # On a small table the optimiser prefers to read, and lock, every row.
             "by_id": "FORCE INDEX (PRIMARY)",
-            # By the destination alone it would look at every parked row: they stand first in the index.
+            # With the destination alone it reads every parked row: they come first in the index.
             "by_due": "FORCE INDEX ({due_index})",
             "by_head": "FORCE INDEX ({head_index})",
             "items": """JSON_TABLE(:items, '$[*]' COLUMNS (
@@ -185,7 +184,7 @@ def _mysql(name: str, collation: str) -> Dialect:
         to_time=lambda value: value.astimezone(UTC).replace(tzinfo=None),
         from_uuid=UUID,
         from_time=_from_naive,
-        # MariaDB's JSON_VALID refuses deeper documents.
+        # MariaDB's JSON_VALID rejects deeper documents.
         limits=Limits(max_depth=31),
         returning=False,
         quote="`",
@@ -203,7 +202,7 @@ SQLITE = Dialect(
         "later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', :seconds || ' seconds') || '000')",
         "item_later": "(strftime('%Y-%m-%d %H:%M:%f', 'now', s.seconds || ' seconds') || '000')",
         "least": "min",
-        # Of a text, ``length`` counts the characters.
+        # ``length`` of a text counts characters.
         "size": "COALESCE(length(CAST(payload AS BLOB)), length(payload_data), 0) "
         "+ COALESCE(length(CAST(headers AS BLOB)), 0)",
         "lock": "",
@@ -218,7 +217,7 @@ SQLITE = Dialect(
         "keys": "(SELECT value AS ordering_key FROM json_each(:keys)) AS k",
         "chosen": "(SELECT value AS chosen_id FROM json_each(:only)) AS c",
         "join": "CROSS JOIN",
-        # A text that is no UTF-8 was given as bytes, which are equal to no text.
+        # Text that is not valid UTF-8 was read as bytes, and bytes never equal text.
         "this": "id IN (:id, CAST(:text AS TEXT))",
         "dead_letter_headers": _DEAD_LETTER_HEADERS,
     },
@@ -232,17 +231,16 @@ SQLITE = Dialect(
 
 DIALECTS = {dialect.name: dialect for dialect in (POSTGRESQL, MYSQL, MARIADB, SQLITE)}
 
-# Undefined table, column and schema in PostgreSQL; table and column in MySQL, as states and as numbers.
+# Undefined table, column or schema in PostgreSQL; table or column in MySQL, as SQLSTATE and number.
 _NO_TABLE = frozenset({"42P01", "42703", "3F000", "42S02", "42S22", 1146, 1054})
-# A lock that was waited for as long as the session's settings say: in PostgreSQL, and in MySQL.
 LOCK_NOT_AVAILABLE, LOCK_WAIT_TIMEOUT = "55P03", 1205
 _NO_TABLE_IN_SQLITE = ("no such table", "has no column")
-# A unique key or a CHECK in MySQL and MariaDB.
+# Violations of a unique key or a CHECK in MySQL and MariaDB.
 _CONSTRAINTS = (1062, 3819, 4025)
 
 
 def missing_tables(error: BaseException) -> str | None:
-    """What to say of a driver's error that comes from a table or column that is not there."""
+    """Return a message for a driver's error about a missing table or column, else ``None``."""
     code = _code(error)
     if not isinstance(code, str | int) or not (code in _NO_TABLE or _is_missing_in_sqlite(code)):
         return None
@@ -251,20 +249,20 @@ def missing_tables(error: BaseException) -> str | None:
 
 
 def refusal(error: Exception, url: str = "") -> StoreError:
-    """A driver's error as one of ours, without the password that the URL holds."""
+    """Translate a driver's error, without the password in the URL."""
     missing = missing_tables(error)
     if missing:
         return NoTables(missing)
     text = without_password(str(error), url) if url else str(error)
     text = " ".join(text.split()) or type(error).__name__
-    # Drivers of MySQL tell a state, too, which is that of many errors.
+    # MySQL's drivers also report a SQLSTATE, which many errors share: compare the number.
     if _code(error) == LOCK_NOT_AVAILABLE or error.args[:1] == (LOCK_WAIT_TIMEOUT,):
         return Locked(f"another session holds a lock for too long ({text}); end its transaction")
     return RowRefused(text) if _breaks_constraint(error) else StoreError(text)
 
 
 def _breaks_constraint(error: Exception) -> bool:
-    # Every driver's class has this name, but not every driver uses it for a CHECK.
+    # Every driver has a class of this name, but not every driver uses it for a CHECK.
     named = any(kind.__name__ == "IntegrityError" for kind in type(error).__mro__)
     return named or (*error.args, None)[0] in _CONSTRAINTS
 
@@ -278,6 +276,6 @@ def _is_missing_in_sqlite(message: str | int) -> bool:
 
 
 def _summary(error: Any) -> str:
-    """What went wrong, without the excerpt of the statement that PostgreSQL's drivers add in lines below."""
+    """Return the message without the statement excerpt that PostgreSQL's drivers append."""
     primary = getattr(getattr(error, "diag", None), "message_primary", None)
     return primary or str(error).partition("\n")[0]

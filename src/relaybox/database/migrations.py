@@ -1,11 +1,7 @@
-"""The tables' way into a database: numbered migrations that only go forward, and the same as plain SQL.
+"""Creates and updates the tables with numbered migrations that only go forward.
 
-A database may be newer than the code that looks at it: the last and the next release run side by side on
-one schema. So an unknown version is no error, and nothing is ever taken back.
-
-What is done is a generator of statements that is sent their rows; how they reach the database stands in
-``connect.py``. PostgreSQL and SQLite migrate in one transaction. MySQL commits every DDL statement by
-itself: there a migration that was cut short is run again, and what exists already is passed over.
+Two releases may share a schema, so a higher version is not an error. MySQL commits each DDL statement, so an
+interrupted migration runs again there and skips whatever exists.
 """
 
 from __future__ import annotations
@@ -33,18 +29,17 @@ T = TypeVar("T")
 DialectName: TypeAlias = Literal["postgresql", "mysql", "mariadb", "sqlite"]
 
 LOCK = 0x52454C4159424F58
-"""One for all outboxes of a PostgreSQL database: ``None`` and ``public`` may be the same schema."""
+"""One lock for all outboxes of a PostgreSQL database: ``None`` and ``public`` may be the same schema."""
 
 PATIENCE = 600
-"""Seconds to wait for another process's migration on MySQL."""
 
 ALREADY_THERE = {1050, 1060, 1061}
-"""MySQL's errors for a table, a column and an index that exist."""
+"""MySQL's errors for a table, column or index that already exists."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outbox:
-    """Which tables on which kind of database."""
+    """The tables of one outbox: kind of database, schema and prefix."""
 
     dialect: DialectName
     schema: str | None = None
@@ -57,11 +52,11 @@ class Outbox:
             raise wrong("schema", self.schema, "SQLite has no schemas; leave it out, or use a prefix")
 
     def metadata(self) -> sa.MetaData:
-        """The tables in a MetaData of their own."""
+        """Return the MetaData that holds only these tables."""
         return self.tables().event.metadata
 
     def tables(self) -> Tables:
-        """The tables."""
+        """Return the tables."""
         return _tables(self.schema, self.prefix)
 
 
@@ -72,11 +67,10 @@ def _tables(schema: str | None, prefix: str) -> Tables:
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step forward; its statements end by recording its number.
+    """One step forward; its last statement records its number.
 
-    A migration that was released never changes. As long as a version only adds tables, its statements are
-    made from ``schema.py``, where each table says which version brought it; the first change to a table that
-    was released freezes the text of the versions before it here.
+    A released migration never changes. ``schema.py`` generates the statements while versions only add tables.
+    The first change to a released table must freeze the text of earlier versions here.
     """
 
     number: int
@@ -85,7 +79,6 @@ class Migration:
 
 
 def _create_tables(version: int, outbox: Outbox) -> list[str]:
-    """Create the tables that this version brings, and record it."""
     metadata = outbox.metadata()
     tables = [table for table in metadata.tables.values() if table.info.get("version", 1) == version]
     statements = rendered(
@@ -94,7 +87,6 @@ def _create_tables(version: int, outbox: Outbox) -> list[str]:
     return [
         statement
         for indexes, group in itertools.groupby(statements, lambda text: text.startswith("CREATE INDEX"))
-        # SQLAlchemy keeps a table's indexes in a set.
         for statement in (sorted(group) if indexes else group)
     ]
 
@@ -108,14 +100,14 @@ NEWEST = MIGRATIONS[-1].number
 
 
 def ddl(dialect_name: DialectName, *, schema: str | None = None, prefix: str = "") -> list[str]:
-    """Every statement that makes an empty database ready, in order."""
+    """Return every statement that sets up an empty database, in order."""
     outbox = Outbox(dialect_name, schema, prefix)
     migrations = [statement for migration in MIGRATIONS for statement in migration.statements(outbox)]
     return [*create_schema(outbox), *migrations]
 
 
 def create_schema(outbox: Outbox) -> list[str]:
-    """On PostgreSQL the schema is made; on MySQL it is another database, which must exist."""
+    """Return CREATE SCHEMA for PostgreSQL; on MySQL a schema is another database, which must exist."""
     if outbox.schema is None or outbox.dialect != "postgresql":
         return []
     create = sa.schema.CreateSchema(outbox.schema, if_not_exists=True)
@@ -123,16 +115,15 @@ def create_schema(outbox: Outbox) -> list[str]:
 
 
 def drop(outbox: Outbox) -> list[str]:
-    """Every statement that takes the tables away, and what is in them, of whatever version they are."""
+    """Return the statements that drop the tables of any version, with their rows."""
     statements = rendered(outbox.dialect, lambda engine: outbox.metadata().drop_all(engine, checkfirst=False))
     return [re.sub(r"^DROP TABLE ", "DROP TABLE IF EXISTS ", statement) for statement in statements]
 
 
 def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> list[int]:
-    """Bring the tables up to date and return the versions applied now.
+    """Bring the tables up to date and return the versions applied now; safe to repeat and to run in parallel.
 
-    Safe to repeat, and safe for several processes at once. A ``schema`` is created on PostgreSQL; on
-    MariaDB and MySQL it names another database, which must exist; SQLite has none.
+    PostgreSQL creates a missing ``schema``; on MariaDB and MySQL it names a database that must exist.
     """
     if in_memory(normalize_url(database)):
         fix = "it is in memory, and nothing would be kept; name a file, as in sqlite:///relaybox.db"
@@ -147,12 +138,12 @@ def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> li
 
 
 def current_version(database: str, *, schema: str | None = None, prefix: str = "") -> int:
-    """The version of the tables, 0 where there are none."""
+    """Return the version of the tables, or 0 if they do not exist."""
     return _run(database, lambda dialect: _recorded(Outbox(dialect, schema, prefix)), create=False) or 0
 
 
 def check(database: str, *, schema: str | None = None, prefix: str = "") -> None:
-    """Raise SchemaError where the tables are missing, or older than this release needs."""
+    """Raise SchemaError if the tables are missing, or older than this release needs."""
     version = current_version(database, schema=schema, prefix=prefix)
     if version == 0:
         raise SchemaError(f"the tables are missing: run `{Program.migrate}`")
@@ -163,37 +154,37 @@ def check(database: str, *, schema: str | None = None, prefix: str = "") -> None
 
 
 def server_dialect(database: str) -> DialectName:
-    """The dialect of a database; MySQL and MariaDB share their URLs, so the server is asked."""
+    """Return the dialect of a database; ask the server to tell MySQL from MariaDB, which share URLs."""
     scheme = normalize_url(database).partition(":")[0]
     return _run(database, _server) if scheme in MYSQL else _name(scheme)
 
 
 def rendered(dialect: DialectName, run: Callable[[MockConnection], Any]) -> list[str]:
-    """The statements that ``run`` would execute on such a database, as text."""
+    """Return the statements that ``run`` executes on such a database, as text."""
     statements: list[str] = []
 
     def keep(element: Any, *_: Any) -> None:
         text = str(element.compile(dialect=engine.dialect, compile_kwargs={"literal_binds": True}))
         statements.append(re.sub(r" +$", "", text.replace("\t", "    "), flags=re.MULTILINE).strip())
 
-    # Named parameters keep the compiler from doubling percent signs: no driver sees the text with values.
+    # Named parameters keep the compiler from doubling percent signs: these texts have no parameters.
     engine = sa.create_mock_engine(f"{dialect}://", keep, paramstyle="named")
     run(engine)
     return statements
 
 
 def quoted(outbox: Outbox, *names: str | None) -> str:
-    """The names, each in the database's quotes, joined by dots."""
+    """Quote each name for the database and join them with dots."""
     preparer = sa.create_mock_engine(f"{outbox.dialect}://", None).dialect.identifier_preparer
     return ".".join(preparer.quote_identifier(name) for name in names if name)
 
 
 def _run(database: str, begin: Callable[[DialectName], Steps[T]], *, create: bool = True) -> T:
-    """Drive the steps on the database, in one transaction where it has them for DDL."""
+    """Drive the steps, in one transaction if the database supports transactional DDL."""
     url = normalize_url(database)
     steps = begin(_name(url.partition(":")[0]))
     with connected(url, create=create) as execute:
-        # The steps know whether an error matters.
+        # Errors go to the steps, which know whether they matter.
         return drive(steps, lambda queries: [execute(query.sql) for query in queries])
 
 
@@ -205,7 +196,7 @@ def _migrating(outbox: Outbox) -> Steps[list[int]]:
     outbox = replace(outbox, dialect=(yield from _server(outbox.dialect)))
     yield from _lock(outbox)
     version = yield from _recorded(outbox)
-    # Without the table of migrations, which is made first, whatever else exists is not ours.
+    # The table of migrations is created first; without it, existing tables are not ours.
     resuming = version is not None and outbox.dialect in MYSQL
     pending = [migration for migration in MIGRATIONS if migration.number > (version or 0)]
     if pending:
@@ -227,7 +218,7 @@ def _server(dialect: DialectName) -> Steps[DialectName]:
 
 
 def _lock(outbox: Outbox) -> Steps[None]:
-    """One migration at a time, until the transaction or the connection ends."""
+    """Allow one migration at a time, until the transaction or the connection ends."""
     match outbox.dialect:
         case "postgresql":
             yield [Query(f"SELECT pg_advisory_xact_lock({LOCK})", ())]
@@ -241,7 +232,7 @@ def _lock(outbox: Outbox) -> Steps[None]:
 
 
 def _recorded(outbox: Outbox) -> Steps[int | None]:
-    """The highest version recorded, 0 for none; ``None`` where there is no table of migrations."""
+    """Return the highest recorded version, 0 if there is none, or ``None`` without a table of migrations."""
     table = outbox.tables().migration
     [found] = yield [_text(outbox, _find(outbox, table))]
     if not found:
@@ -251,10 +242,9 @@ def _recorded(outbox: Outbox) -> Steps[int | None]:
 
 
 def _find(outbox: Outbox, table: sa.Table) -> sa.Select[Any]:
-    """A row if the table exists."""
     row = sa.select(sa.literal(1))
     if outbox.dialect == "postgresql":
-        # By name, so that an unqualified one is looked for along the search path, as every statement does.
+        # to_regclass follows the search path for an unqualified name, as every statement does.
         name = quoted(outbox, table.schema, table.name)
         return row.where(sa.func.to_regclass(name).is_not(None))
     if outbox.dialect == "sqlite":
@@ -270,7 +260,7 @@ def _catalog(name: str, *columns: str, schema: str | None = None) -> sa.TableCla
 
 
 def _ensure_schema(outbox: Outbox) -> Steps[None]:
-    """Only where it is missing: IF NOT EXISTS demands the right to create even where nothing is created."""
+    """Create the schema only if it is missing: IF NOT EXISTS always needs the privilege to create."""
     if outbox.schema is None or outbox.dialect != "postgresql":
         return
     schemas = _catalog("pg_namespace", "nspname")

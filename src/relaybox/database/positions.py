@@ -1,4 +1,4 @@
-"""SQLite assigns ``position`` from a one-row counter; the other databases have their own means."""
+"""Assigns ``position`` from a one-row counter on SQLite; the other databases generate it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ END""",
 
 
 def count_positions(event: sa.Table, *, prefix: str) -> None:
-    """Have the counter and the trigger made, and dropped, with the table of events."""
+    """Create and drop the counter and the trigger together with the table of events."""
     words = {
         "event": f'"{event.name}"',
         "trigger": f'"{event.name}_position"',

@@ -1,4 +1,4 @@
-"""The statements that bring tables which were changed by hand back to those of this release."""
+"""Generates the statements that restore tables changed by hand."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _IN_PLACE = "SQLite cannot change it in place: make new tables with another pref
 
 
 class Repair:
-    """The statements that repair the tables of one outbox, one a line, each with its semicolon."""
+    """Repair statements for the tables of one outbox, one per line, each with a semicolon."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -20,7 +20,7 @@ class Repair:
         self._sqlite = outbox.dialect == "sqlite"
 
     def statements(self, *texts: str) -> str:
-        """Return these statements as they are."""
+        """Join these statements unchanged."""
         return "\n".join(f"{text.strip()};" for text in texts)
 
     def add_column(self, table: str, name: str, column: Column) -> str:
@@ -33,23 +33,23 @@ class Repair:
         return self._alter(table, f"DROP COLUMN {quoted(self._outbox, name)}")
 
     def change_type(self, table: str, name: str, column: Column) -> str:
-        """Give a column its type and its collation."""
+        """Set a column's type and collation."""
         collation = f' COLLATE "{column.collation}"' if column.collation else ""
         using = f"USING {quoted(self._outbox, name)}::{column.type}"
         return self._change(table, name, column, f"TYPE {column.type}{collation} {using}")
 
     def set_not_null(self, table: str, name: str, column: Column) -> str:
-        """Refuse null in a column."""
+        """Make a column NOT NULL."""
         return self._change(table, name, column, "SET NOT NULL")
 
     def drop_not_null(self, table: str, name: str, column: Column) -> str:
-        """Allow null in a column."""
+        """Make a column nullable."""
         if self._mysql and not column.ddl:
             return self._alter(table, f"MODIFY COLUMN {quoted(self._outbox, name)} {column.type} NULL")
         return self._change(table, name, column, "DROP NOT NULL")
 
     def set_default(self, table: str, name: str, column: Column) -> str:
-        """Have the database fill in a column."""
+        """Set a column's default or identity."""
         if " GENERATED " in column.ddl:
             identity = column.ddl[column.ddl.index("GENERATED ") :].removesuffix(" NOT NULL")
             return self._change(table, name, column, f"ADD {identity}")
@@ -57,7 +57,7 @@ class Repair:
         return self._change(table, name, column, f"SET DEFAULT {default}")
 
     def add_key(self, table: str, columns: Sequence[str], another: bool) -> str:
-        """Add the primary key; ``another``: drop the one that exists."""
+        """Add the primary key; with ``another``, drop the existing one first."""
         if self._sqlite:
             return _IN_PLACE
         names = ", ".join(quoted(self._outbox, name) for name in columns)
@@ -74,22 +74,22 @@ class Repair:
         return self._alter(table, f"ADD CONSTRAINT {quoted(self._outbox, name)} CHECK ({check.condition})")
 
     def validate(self, table: str, name: str) -> str:
-        """Validate a constraint against the rows that were there before it."""
+        """Validate a constraint against existing rows."""
         return self._alter(table, f"VALIDATE CONSTRAINT {quoted(self._outbox, name)}")
 
     def create_index(self, index: Index) -> str:
-        """Create an index, on PostgreSQL without blocking writers."""
+        """Create an index; on PostgreSQL without blocking writers."""
         create = index.create
         if self._outbox.dialect == "postgresql":
             create = create.replace("CREATE INDEX ", "CREATE INDEX CONCURRENTLY ", 1)
         return self.statements(create)
 
     def rebuild_index(self, name: str) -> str:
-        """Build an index again."""
+        """Rebuild an index without blocking writers."""
         return f"REINDEX INDEX CONCURRENTLY {quoted(self._outbox, self._outbox.schema, name)};"
 
     def replace_index(self, table: str, name: str, index: Index) -> str:
-        """Drop a wrong index, and create the right one."""
+        """Drop a wrong index and create the right one."""
         if self._mysql:
             drop = f"DROP INDEX {quoted(self._outbox, name)} ON {self._table(table)};"
         else:
@@ -98,7 +98,7 @@ class Repair:
         return f"{drop}\n{self.create_index(index)}"
 
     def set_options(self, table: str, options: Mapping[str, str]) -> str:
-        """Set storage parameters; existing rows keep their pages until a VACUUM FULL."""
+        """Set storage parameters; existing rows keep their pages until VACUUM FULL."""
         if "engine" in options:
             return self.set_engine(table, options["engine"])
         settings = ", ".join(f"{name} = {value}" for name, value in options.items())
@@ -112,7 +112,7 @@ class Repair:
         if self._sqlite:
             return _IN_PLACE
         if self._mysql:
-            # MODIFY takes the whole column. The index of a UNIQUE exists already.
+            # MODIFY takes the whole column. The index of UNIQUE already exists.
             return self._alter(table, f"MODIFY COLUMN {column.ddl.replace(' UNIQUE', '')}")
         return self._alter(table, f"ALTER COLUMN {quoted(self._outbox, name)} {how}")
 

@@ -1,4 +1,4 @@
-"""Roles with no more rights than their work needs, as SQL to review and run after the tables exist."""
+"""Generates SQL for roles with only the privileges they need, to review and run after migrating."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ def grants(
     relay: str = "relaybox_relay",
     viewer: str = "relaybox_viewer",
 ) -> list[str]:
-    """The statements that make three roles; they may be repeated.
+    """Return statements, safe to repeat, that create three roles.
 
-    ``emitter`` writes events and sees none; ``relay`` delivers them, and is what operators' commands need;
-    ``viewer`` reads. Without a ``schema`` the current one is meant, and everybody may use ``public``.
+    ``emitter`` only inserts events, ``relay`` delivers them and serves operators, ``viewer`` reads. Without a
+    ``schema`` no USAGE is granted: everyone may use ``public``.
     """
     outbox = Outbox(dialect_name, schema, prefix)
     roles = {"emitter": emitter, "relay": relay, "viewer": viewer}
@@ -63,8 +63,8 @@ def _use_schema(outbox: Outbox, roles: list[str]) -> list[str]:
 def _emitter(outbox: Outbox, role: str) -> Iterator[str]:
     tables = outbox.tables()
     yield _grant(outbox, "INSERT", tables.event, role)
-    # MySQL has no DO NOTHING: a duplicate key sets event_id to itself. For that, MariaDB asks for the right
-    # to update every column that the INSERT names.
+    # MySQL has no DO NOTHING: a duplicate key sets event_id to itself. MariaDB then requires UPDATE on every
+    # column that the INSERT names.
     update = ", UPDATE (event_type, idempotency_key, event_id)" if outbox.dialect in MYSQL else ""
     yield _grant(outbox, f"SELECT, INSERT{update}", tables.idempotency, role)
     yield _grant(outbox, "SELECT", tables.migration, role)

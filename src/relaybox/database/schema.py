@@ -1,10 +1,7 @@
-"""The tables, once, for every database: SQLAlchemy Core objects with their constraints, indexes and storage.
+"""The tables for every database, as SQLAlchemy Core objects.
 
-What a database cannot say in the common words stands in a column's ``info["ddl"]``: a column
-specification of its own, or ``None`` where that database does not have the column.
-
-The states of a delivery follow from ``status``, ``next_attempt_at`` and the lease, and the constraints
-leave no other combination:
+``info["ddl"]`` of a column holds one database's own specification, or ``None`` if it lacks the column. The
+constraints allow only these states of a delivery:
 
     leased       pending, leased_until in the future
     due          pending, not leased, next_attempt_at in the past
@@ -31,16 +28,14 @@ MYSQL = ("mysql", "mariadb")
 NOT_MYSQL = ("postgresql", "sqlite")
 
 LONGEST_PREFIX = 25
-"""With more, PostgreSQL would cut off the ends of index names."""
+"""Longer prefixes make PostgreSQL truncate index names."""
 
 VERSION = 3
-"""The version of these tables, as ``outbox_migration`` records it; ``info["version"]`` of a table that is
-not of the first is the one that brought it.
-"""
+"""The version that ``outbox_migration`` records. Later tables name theirs in ``info["version"]``."""
 
 
 class now(ColumnElement[Any]):
-    """The database's clock at this moment: not the transaction's start, not the caller's clock."""
+    """The database's current time: neither the transaction's start nor the caller's clock."""
 
     type = sa.DateTime(timezone=True)
     inherit_cache = True
@@ -60,7 +55,7 @@ def _now_mysql(element: now, compiler: Any, **_: Any) -> str:
 @compiles(now, "sqlite")
 def _now_sqlite(element: now, compiler: Any, **_: Any) -> str:
     text = "(strftime('%Y-%m-%d %H:%M:%f', 'now') || '000')"
-    # A driver of this style takes every percent sign for the beginning of a placeholder.
+    # Drivers of this style treat every percent sign as a placeholder.
     return text.replace("%", "%%") if compiler.dialect.paramstyle == "format" else text
 
 
@@ -74,12 +69,12 @@ def _create_column(element: Any, compiler: Any, **kw: Any) -> str | None:
 
 
 def server(dialect: sa.Dialect) -> str:
-    """The dialect's name; ``mariadb`` also where a URL that says ``mysql`` led to one."""
+    """Return the dialect's name: ``mariadb`` even if the URL says ``mysql``."""
     return "mariadb" if getattr(dialect, "is_mariadb", False) else dialect.name
 
 
 class _MysqlText(mysql.VARCHAR):
-    """Its collation follows the server, not the URL."""
+    """Text whose collation depends on the server, not on the URL."""
 
 
 @compiles(_MysqlText, "mysql")
@@ -92,7 +87,7 @@ COLLATIONS = {"mysql": "utf8mb4_0900_bin", "mariadb": "utf8mb4_nopad_bin"}
 
 
 def _text(length: int) -> sa.types.TypeEngine[str]:
-    """Identifiers compare byte by byte everywhere, trailing blanks included."""
+    """Return a type that compares byte by byte, trailing blanks included."""
     return (
         sa.String(length)
         .with_variant(postgresql.VARCHAR(length, collation="C"), "postgresql")
@@ -101,7 +96,7 @@ def _text(length: int) -> sa.types.TypeEngine[str]:
 
 
 class _MysqlUuid(sa.Uuid[Any]):
-    """32 hexadecimal digits, also on a MariaDB that has a type of its own, which sorts in another order."""
+    """A UUID as 32 hexadecimal digits: MariaDB's own type sorts differently."""
 
 
 @compiles(_MysqlUuid, "mysql")
@@ -115,7 +110,7 @@ TIME = sa.DateTime(timezone=True).with_variant(mysql.DATETIME(fsp=6), *MYSQL)
 
 
 class _Json(sa.JSON):
-    """JSON, on SQLite a text: in a column of the type JSON it would make a number of one that is a number."""
+    """JSON, stored as TEXT on SQLite: a JSON column there turns numeric text into a number."""
 
 
 @compiles(_Json, "sqlite")
@@ -130,7 +125,7 @@ NUMBER = sa.BigInteger().with_variant(sa.Integer(), "sqlite")
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """Every table of one outbox, in the order in which ``make_tables`` gives them."""
+    """Every table of one outbox, in the order of ``make_tables``."""
 
     event: sa.Table
     idempotency: sa.Table
@@ -148,7 +143,7 @@ class Tables:
 
 
 def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str = "") -> Tables:
-    """Add the tables to ``metadata``; ``prefix`` goes before every name (``outbox_event``, …)."""
+    """Add the tables to ``metadata``; ``prefix`` precedes every name (``outbox_event``, …)."""
     for setting, name in (("schema", schema), ("prefix", prefix)):
         if name:
             identifier(name, setting)
@@ -156,8 +151,7 @@ def make_tables(metadata: sa.MetaData, *, schema: str | None = None, prefix: str
         fix = f"use up to {LONGEST_PREFIX} characters: the names of indexes begin with it too"
         raise wrong("prefix", prefix, fix)
     names = _Names(metadata, schema, prefix)
-    # The migrations' own table comes first: where DDL is not transactional, it tells a migration that was
-    # cut short from tables of the same names that belong to somebody else.
+    # First, because MySQL's DDL is not transactional: this table marks the others as ours.
     migration = _migration(names)
     makers = (
         *(_event, _idempotency, _attempt, _destination, _relay, _leader),
@@ -186,7 +180,7 @@ class _Names:
         return sa.CheckConstraint(condition, name=f"{self.prefix}{name}")
 
     def index(self, name: str, *columns: Any, where: str | None = None) -> sa.Index:
-        """An index everywhere, or with ``where`` a partial one, which MySQL does not have."""
+        """Return an index; with ``where`` a partial one, which MySQL does not have."""
         if where is None:
             return sa.Index(f"idx_{self.prefix}{name}", *columns)
         condition = sa.text(where)
@@ -218,7 +212,7 @@ def _moment(name: str, *, default: bool = True) -> sa.Column[Any]:
 
 
 def _open_only(name: str, statuses: str) -> sa.Column[Any]:
-    """MySQL's stand-in for a partial index: the destination while the row is open, null afterwards."""
+    """Return MySQL's substitute for a partial index: the destination while the row is open, else null."""
     column = (
         "VARCHAR(100) CHARACTER SET utf8mb4 COLLATE {} "
         f"AS (IF(status IN ({statuses}), destination, NULL)) STORED"
@@ -237,8 +231,7 @@ def _event(names: _Names) -> sa.Table:
         *_event_columns(),
         *_event_checks(names),
         *_event_indexes(names),
-        # Half of each page stays free so that a claim, which changes no indexed column, finds room on
-        # the row's own page: a HOT update, which touches no index.
+        # Half of each page stays free, so that a claim is a HOT update: it changes no indexed column.
         postgresql_with={
             "fillfactor": 50,
             "autovacuum_vacuum_scale_factor": 0.02,
@@ -403,7 +396,7 @@ def _relay(names: _Names) -> sa.Table:
 
 
 def _leader(names: _Names) -> sa.Table:
-    """Apart from the relays: its row outlives them, so that no term is issued twice."""
+    """Apart from the relays: the row outlives them, so that no term is issued twice."""
     return names.table(
         "outbox_leader",
         _column("name", _text(50), primary_key=True),
@@ -450,7 +443,7 @@ def _inbox(names: _Names) -> sa.Table:
 
 
 def _sample(names: _Names) -> sa.Table:
-    """What waited at a minute, for the charts; the destination '' stands for all of them together."""
+    """Backlog per minute for the charts; the destination '' holds the total."""
     return names.table(
         "outbox_sample",
         _column("minute", TIME, primary_key=True),
@@ -485,7 +478,7 @@ def _operation(names: _Names) -> sa.Table:
 
 
 def _setting(names: _Names) -> sa.Table:
-    """What relays say of their destinations, which others may not know, or know otherwise."""
+    """Settings of destinations as relays report them; other processes may have different ones."""
     return names.table(
         "outbox_setting",
         _column("destination", _text(100), primary_key=True),
@@ -505,7 +498,6 @@ def _migration(names: _Names) -> sa.Table:
 
 
 def _record_versions(metadata: sa.MetaData, tables: Tables) -> None:
-    """Have every version recorded when its tables are made; one of them proves that it is now."""
     proofs = {1: tables.migration, 2: tables.operation, 3: tables.setting}
 
     def record(target: Any, connection: sa.Connection, tables: Any = (), **_: Any) -> None:
@@ -513,5 +505,5 @@ def _record_versions(metadata: sa.MetaData, tables: Tables) -> None:
             if proof in (tables or ()):
                 connection.execute(proofs[1].insert().values(version=version))
 
-    # After all tables and not after one: the version stands for the whole.
+    # After all tables, not after one: the version covers all of them.
     sa.event.listen(metadata, "after_create", record)

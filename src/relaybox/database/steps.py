@@ -1,7 +1,6 @@
-"""Work in a database as generators: each yields statements, is sent their rows, and returns a result.
+"""Drives generators that yield statements, receive their rows, and return a result.
 
-So the same steps serve every driver, synchronous or not. The statements of one yield belong together: a
-driver sends them in one round trip where it can.
+They serve every driver, synchronous or not. A driver sends one yield in one round trip if it can.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ Steps: TypeAlias = Generator[list[Query], list[Rows], T]
 
 
 def ask(queries: list[Query]) -> Steps[list[Rows]]:
-    """Execute the statements, which need nothing of each other; return the rows of each."""
+    """Execute independent statements and return the rows of each."""
     return (yield queries)
 
 
 def drive(steps: Steps[T], execute: Callable[[list[Query]], list[Rows]]) -> T:
-    """Execute what the steps yield until they return. They may catch an error of their statements."""
+    """Execute the statements that the steps yield until they return; the steps may catch errors."""
     try:
         queries = next(steps)
         while True:
@@ -39,7 +38,7 @@ def drive(steps: Steps[T], execute: Callable[[list[Query]], list[Rows]]) -> T:
 
 
 async def adrive(steps: Steps[T], execute: Callable[[list[Query]], Awaitable[list[Rows]]]) -> T:
-    """Do what ``drive`` does, awaiting the statements of each yield."""
+    """Do what ``drive`` does, but await the statements of each yield."""
     try:
         queries = next(steps)
         while True:

@@ -1,4 +1,4 @@
-"""Transactions, savepoints and locks in words, for connections whose driver has no call for them."""
+"""SQL for transactions, savepoints and locks, for connections without a driver call for them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Block(NamedTuple):
-    """What begins a transaction or savepoint, and what ends it."""
+    """The statements that begin, commit and roll back a transaction or savepoint."""
 
     begin: Query
     commit: Query
@@ -21,26 +21,26 @@ class Block(NamedTuple):
 
 
 TRANSACTION = Block(*(Query(sql, ()) for sql in ("BEGIN", "COMMIT", "ROLLBACK")))
-# MySQL lets a savepoint replace an earlier one of its name.
+# Names must be unique: MySQL lets a savepoint replace an earlier one of the same name.
 _numbers = count(1)
 
 
 def savepoint() -> Block:
-    """Return a savepoint of a name that no other has."""
+    """Return a savepoint with a unique name."""
     name = f"relaybox_{next(_numbers)}"
     sql = f"SAVEPOINT {name}", f"RELEASE SAVEPOINT {name}", f"ROLLBACK TO SAVEPOINT {name}"
     return Block(*(Query(words, ()) for words in sql))
 
 
 def in_transaction(steps: Steps[T]) -> Steps[T]:
-    """Do the steps in a transaction of their own, for a connection in autocommit."""
+    """Run the steps in their own transaction, on a connection in autocommit."""
     try:
-        # Inside: a BEGIN whose caller was cancelled may have run all the same.
+        # Inside the try: a BEGIN may run even if its caller was cancelled.
         yield [TRANSACTION.begin]
         result = yield from steps
         yield [TRANSACTION.commit]
     except BaseException:
-        # Where the connection broke there is nothing to roll back; the error to see is the first one.
+        # A broken connection has nothing to roll back; report the first error.
         with suppress(Exception):
             yield [TRANSACTION.rollback]
         raise
@@ -52,9 +52,7 @@ BEGIN_WRITING = {
     "mysql": ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION"),
     "sqlite": ("BEGIN IMMEDIATE",),
 }
-"""What begins a transaction of ours on somebody else's connection: its level may be another, and SQLite must
-know from the start that it writes.
-"""
+"""For other owners' connections: their isolation level may differ, and SQLite must know that it writes."""
 REPEATABLE_READ = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"
 _LOCK_WAIT = {
     "postgresql": "SET LOCAL lock_timeout = {milliseconds}",
@@ -63,21 +61,21 @@ _LOCK_WAIT = {
 
 
 def begin_on_sqlite(*, reads: bool) -> str:
-    """Begin a transaction that is a writer from the start, unless it only reads."""
+    """Return BEGIN for a reader, or for a transaction that writes from the start."""
     return "BEGIN" if reads else "BEGIN IMMEDIATE"
 
 
 def lock_wait(backend: str, seconds: float) -> str | None:
-    """Say, inside a transaction, how long it waits for a lock; SQLite has one writer at a time."""
+    """Return the statement that limits lock waits in a transaction; SQLite has only one writer."""
     text = _LOCK_WAIT.get(backend)
     return text and text.format(milliseconds=int(seconds * 1_000), seconds=int(seconds))
 
 
 def lock_tables(names: str) -> str:
-    """Keep others from writing to the tables until the end of the transaction (PostgreSQL)."""
+    """Return the statement that blocks writes to PostgreSQL tables until the transaction ends."""
     return f"LOCK TABLE {names} IN SHARE MODE"
 
 
 def lock_file(table: str, column: str) -> str:
-    """Become the writer of an SQLite file, without a change."""
+    """Return a statement that takes SQLite's write lock without changing a row."""
     return f"UPDATE {table} SET {column} = {column} WHERE 1 = 0"  # noqa: S608

@@ -1,8 +1,4 @@
-"""The values of a journal, which keeps what is not in the rows: roll-ups, failures, audits and operations.
-
-No question of it reads more than a bounded part of any table, and each is a fixed number of queries (for each
-destination: one).
-"""
+"""The journal's values: roll-ups, failures, audits and operations, each read in bounded queries."""
 
 from __future__ import annotations
 
@@ -13,14 +9,14 @@ from typing import Any, Literal
 from uuid import UUID
 
 STALLED = 30.0
-"""Seconds without a sign of life after which nobody works on an operation any more."""
+"""Seconds without a heartbeat after which an operation counts as abandoned."""
 
 OperationState = Literal["running", "done", "cancelled", "failed", "stalled"]
 
 
 @dataclass(frozen=True, slots=True)
 class Audit:
-    """Who changes what, for the audit row; the ledger adds how many rows it were."""
+    """Who changes what, for the audit row; the ledger adds the number of rows."""
 
     actor: str
     action: str
@@ -29,7 +25,7 @@ class Audit:
 
 @dataclass(frozen=True, slots=True)
 class AuditRow:
-    """What an operator did: a whole action, or a batch of a long one."""
+    """What an operator did: a whole action, or one batch of a long one."""
 
     id: int
     at: datetime
@@ -41,11 +37,11 @@ class AuditRow:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """A bulk action that runs, or ran, in the background of some process.
+    """A bulk action in the background of some process.
 
-    ``details`` say the filter, ``to`` and ``rate``. ``total`` is what was counted ahead; ``capped``: it is at
-    least so many. ``stalled``: its process gave no sign of life for ``STALLED`` seconds; what it has done is
-    done, and to start it once more does the rest; a replay begins with the first again.
+    ``details`` holds filter, ``to`` and ``rate``. If ``capped``, there may be more than ``total``.
+    ``stalled`` means no heartbeat for ``STALLED`` seconds: start it again for the rest (a replay starts
+    over).
     """
 
     id: UUID
@@ -62,12 +58,11 @@ class Operation:
     finished_at: datetime | None
     error: str | None
     seen_at: datetime = field(compare=False)
-    """When that was so, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Counted:
-    """How many rows an action would be about; ``capped``: at least so many."""
+    """The number of rows that an action would change; at least that many if ``capped``."""
 
     count: int
     capped: bool
@@ -75,7 +70,7 @@ class Counted:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Failed rows of one destination, event type and error (its beginning)."""
+    """Failed rows of one destination, event type and beginning of the error."""
 
     destination: str
     event_type: str
@@ -88,7 +83,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class FailedRows:
-    """The newest failed rows by their errors; ``capped``: there are more than were looked at."""
+    """The newest failed rows by error; ``capped`` if there are more."""
 
     failures: tuple[Failure, ...]
     capped: bool
@@ -96,7 +91,7 @@ class FailedRows:
 
 @dataclass(frozen=True, slots=True)
 class Settled:
-    """What was settled in one step of time; steps are counted from 1970. ``lag`` counts by bucket."""
+    """Results in one step of time, counted from 1970; ``lag`` counts by bucket."""
 
     step: int
     delivered: int
@@ -107,7 +102,7 @@ class Settled:
 
 @dataclass(frozen=True, slots=True)
 class Level:
-    """What was sampled in one step: the most that was pending, and the last position."""
+    """Samples of one step: the highest backlog and the last position."""
 
     step: int
     pending: int
@@ -118,7 +113,7 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The steps on record, as of a moment of the database's clock."""
+    """The recorded steps, at a moment of the database's clock."""
 
     now: datetime
     settled: tuple[Settled, ...]
@@ -127,11 +122,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Flow:
-    """Whether a destination's deliveries flow.
-
-    ``pending``: something is, due or not. ``due_seconds``: for how long the first is due, None: none is.
-    ``settles``: something was settled not long ago.
-    """
+    """Whether deliveries flow; ``due_seconds`` is how long the first row has been due, if any."""
 
     pending: bool
     due_seconds: float | None

@@ -1,13 +1,10 @@
-"""The values of a ledger, and its contract: what an operator can ask of the tables, and change in them.
+"""The ledger's values and contract: what operators can ask of the tables, and change.
 
-Its promises:
-
-- No question costs more than a bounded part of the big table: counts stop at ``CAP``, and a search looks at
-  a window of rows at a time and says where to go on.
-- A change looks again at every row once it holds its lock: what is leased, or is no longer in the state in
-  which it was seen, is left as it is. The keys of an ordered destination keep their order, and have a head
-  that is due.
-- Every change and its audit row commit together, or not at all.
+- A query reads a bounded part of the big table. Counts stop at ``CAP``; a search reads one window at a time
+  and returns where to continue.
+- A change checks each row again under its lock. It skips rows that are leased or changed state. The keys of
+  an ordered destination keep their order and a head that is due.
+- A change and its audit row commit together.
 """
 
 from __future__ import annotations
@@ -24,14 +21,14 @@ from relaybox.stores.journal import Counted as Counted
 from relaybox.stores.journal import Operation as Operation
 
 CAP = 10_000
-"""Counts go no further than this."""
+"""The limit of every count."""
 
 BATCH = 1_000
 """The most rows that one transaction changes."""
 
 
 class State(StrEnum):
-    """Where a delivery is. Each one is in exactly one of these."""
+    """The state of a delivery; it has exactly one."""
 
     DUE = "due"
     SCHEDULED = "scheduled"
@@ -41,22 +38,22 @@ class State(StrEnum):
     FAILED = "failed"
     DISCARDED = "discarded"
     UNKNOWN = "unknown"
-    """Of a newer version, or of somebody's own making: nothing here touches it."""
+    """Written by a newer version or by hand; nothing here changes it."""
 
 
 FINAL = ("delivered", "failed", "discarded")
-"""The statuses of rows that nothing moves but an operator."""
+"""Statuses of rows that only an operator changes."""
 
 Choice = Literal[
     "pending", "due", "scheduled", "parked", "sending", "processing", "delivered", "completed", "failed",
     "discarded",
 ]  # fmt: skip
-"""What a search may ask for: a state, its other name, or ``pending``: due, scheduled or parked."""
+"""What a search can ask for: a state, its other name, or ``pending`` (due, scheduled or parked)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A row of ``outbox_event`` without its payload, as it was at a moment of the database's clock."""
+    """A row of ``outbox_event`` without its payload, at a moment of the database's clock."""
 
     id: UUID
     event_id: UUID
@@ -83,7 +80,7 @@ class Entry:
 
     @property
     def state(self) -> State:
-        """Where it was at that moment."""
+        """Return the state at that moment."""
         if self.status in FINAL:
             return State(self.status)
         if self.status != "pending":
@@ -96,13 +93,13 @@ class Entry:
 
     @property
     def backing_off(self) -> bool:
-        """Whether it waits because it was tried before, and not because it was emitted for later."""
+        """True if it waits for a retry, and not because it was emitted for later."""
         return self.state is State.SCHEDULED and self.last_attempt_at is not None
 
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One attempt that failed."""
+    """One failed attempt."""
 
     attempt: int
     failed_at: datetime
@@ -112,7 +109,7 @@ class Attempt:
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What an event carries, as it is stored: JSON texts, or bytes and their encoding."""
+    """An event's content as stored: JSON texts, or bytes and their encoding."""
 
     payload: str | None
     payload_data: bytes | None
@@ -122,7 +119,7 @@ class Content:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A row of ``inbox_message``: that a consumer has processed a message."""
+    """A row of ``inbox_message``: a consumer has processed this message."""
 
     message_id: str
     processed_at: datetime
@@ -130,7 +127,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """Which rows are meant: those that everything given here is true of."""
+    """Selects rows that match every given field."""
 
     status: Choice | None = None
     destination: str | None = None
@@ -143,16 +140,16 @@ class Filter:
     until: datetime | None = None
     error: str | None = None
     fingerprint: str | None = None
-    """That of the error of failed rows (see ``fingerprint.py``)."""
+    """The fingerprint of a failed row's error (see ``fingerprint.py``)."""
 
 
 EVERYTHING = Filter()
-"""Every row."""
+"""Matches every row."""
 
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Entries, and where the search goes on; ``None``: it is at its end."""
+    """Entries, and the cursor to continue with; ``None`` at the end."""
 
     entries: tuple[Entry, ...]
     cursor: UUID | None
@@ -160,7 +157,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """How many rows of one destination are in each state; those in ``capped`` are at least so many."""
+    """Rows of one destination by state; states in ``capped`` have at least that many."""
 
     due: int = 0
     scheduled: int = 0
@@ -170,17 +167,17 @@ class Counts:
     failed: int = 0
     oldest_pending: datetime | None = None
     oldest_seconds: float | None = None
-    """How old that one is, by the database's clock."""
+    """The age of that row, by the database's clock."""
     capped: frozenset[str] = frozenset()
     retrying: str | None = None
-    """Why the next of those that are scheduled is tried again, if it is."""
+    """The error of the next scheduled row, if it is a retry."""
     sending_seconds: float | None = None
-    """How long ago the first of those that are being sent was claimed, by the database's clock."""
+    """Seconds since the oldest active claim, by the database's clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A destination's row: whether it is paused, and its circuit."""
+    """A destination's row: its pause and its circuit."""
 
     name: str
     paused_at: datetime | None
@@ -194,13 +191,13 @@ class Place:
 
     @property
     def paused(self) -> bool:
-        """Whether it was paused at that moment."""
+        """True if it was paused at that moment."""
         return self.paused_at is not None and (self.paused_until is None or self.paused_until > self.seen_at)
 
 
 @dataclass(frozen=True, slots=True)
 class Relay:
-    """A relay's last sign of life."""
+    """A relay's last heartbeat."""
 
     name: str
     host: str
@@ -214,10 +211,7 @@ class Relay:
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """What a change must know of a configured destination.
-
-    ``ordered``: its rows keep their keys. ``handed_over``: they are delivered from the start.
-    """
+    """What a change needs to know about a destination; ``handed_over`` rows are inserted as delivered."""
 
     ordered: bool = True
     block: bool = True

@@ -1,4 +1,4 @@
-"""Rows in a dictionary: the reference that shows what a store does, for tests and single processes."""
+"""A store in a dictionary: the reference implementation, for tests and single processes."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from relaybox.stores.store import (
 
 @dataclass(slots=True)
 class Row:
-    """A delivery's row; ``values`` are what ``emit`` wrote, in the order of ``INSERTED``."""
+    """A delivery's row; ``values`` holds what ``emit`` wrote, in the order of ``INSERTED``."""
 
     values: tuple[Any, ...]
     position: int
@@ -51,45 +51,45 @@ class Row:
 
     @property
     def id(self) -> UUID:
-        """The primary key."""
+        """Return the primary key."""
         return UUID(self.values[0])
 
     @property
     def destination(self) -> str:
-        """Where it goes."""
+        """Return the destination's name."""
         return str(self.values[2])
 
     @property
     def key(self) -> str | None:
-        """What it is ordered by."""
+        """Return the ordering key."""
         return self.values[10]  # type: ignore[no-any-return]
 
     alone: bool = False
-    """Whether the death of the relay that holds it counts."""
+    """True if the death of the relay that holds the row counts."""
 
     @property
     def size(self) -> int:
-        """The bytes of payload and headers."""
+        """Return the bytes of payload and headers."""
         payload, payload_data, _, headers = self.values[6:10]
         return len(payload.encode() if payload_data is None else payload_data) + len(headers.encode())
 
     @property
     def suspect(self) -> int:
-        """How often relays died while they held this row and it was not settled since; 0: less than twice."""
+        """Return how many relays died with this row since it was last settled; 0 if fewer than two."""
         deaths = self.crashes + (self.lease_token is not None)
         return deaths if deaths > 1 else 0
 
     def leased(self, now: float) -> bool:
-        """Whether a relay holds it."""
+        """True if a relay holds the row."""
         return self.leased_until is not None and self.leased_until > now
 
     def free(self, now: float) -> bool:
-        """Whether it may be leased, if its key allows."""
+        """True if the row can be leased, as far as its key allows."""
         time_has_come = self.next_attempt_at is None or self.next_attempt_at <= now
         return self.status is Status.PENDING and time_has_come and not self.leased(now)
 
     def delivery(self) -> Delivery:
-        """The row as it is handed out."""
+        """Return the row as a delivery."""
         id_, event_id, destination, *emitted, idempotency_key, max_attempts, _ = self.values
         counts = (self.attempts, max_attempts, self.crashes)
         created_at = datetime.fromtimestamp(self.created_at, UTC)
@@ -112,11 +112,11 @@ class DestinationState:
     rate_at: float = 0.0
 
     def paused(self, now: float) -> bool:
-        """Whether it is paused, and not only was."""
+        """True if it is paused now."""
         return self.paused_at is not None and (self.paused_until is None or self.paused_until > now)
 
     def held(self, now: float, *, probe: bool) -> Held | None:
-        """What stops a claim."""
+        """Return what stops a claim, or None."""
         if self.paused(now):
             return Held("paused", _left(self.paused_until, now), self.pause_reason)
         if self.circuit != "closed" and not probe:
@@ -125,7 +125,7 @@ class DestinationState:
 
 
 class MemoryStore:
-    """A ``Store`` (see there) without a database."""
+    """A ``Store`` without a database; see ``stores/store.py``."""
 
     dialect: Dialect = POSTGRESQL
 
@@ -173,7 +173,7 @@ class MemoryStore:
         made_due: Callable[[], None] | None = None,
         wait: bool = True,
     ) -> frozenset[UUID]:
-        """Write the outcomes; the ids whose lease was lost come back."""
+        """Write the outcomes; return the ids of lost leases."""
         now = self._clock()
         lost = set()
         failed: list[Row] = []
@@ -195,32 +195,32 @@ class MemoryStore:
         return frozenset(lost)
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
-        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        """Extend the leases to ``lease`` seconds from now; return the ids of lost leases."""
         held = [delivery for delivery in deliveries if self._holds(delivery)]
         for delivery in held:
             self.rows[delivery.id].leased_until = self._clock() + lease
         return frozenset(d.id for d in deliveries) - {d.id for d in held}
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
-        """Have the death of the relay that holds this row count, or no longer."""
+        """Set whether the death of the relay that holds this row counts."""
         if self._holds(delivery):
             self.rows[delivery.id].alone = alone
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
-        """Give untried rows back; the ids whose lease was lost come back."""
+        """Release untried rows; return the ids of lost leases."""
         settlements = [Settlement(delivery, Released()) for delivery in deliveries]
         return await self.settle(settlements, on_failed=on_failed)
 
     async def now(self) -> datetime:
-        """The time by the store's clock."""
+        """Return the time of the store's clock."""
         return datetime.fromtimestamp(self._clock(), UTC)
 
     async def open_circuit(
         self, destination: str, seconds: float, reason: str, *, probed: bool = False
     ) -> bool:
-        """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
+        """Open a closed circuit (if ``probed``, a half-open one); return whether this call did it."""
         state = self.destinations[destination]
         if state.circuit != ("half_open" if probed else "closed"):
             return False
@@ -229,7 +229,7 @@ class MemoryStore:
         return True
 
     async def probe(self, destination: str, seconds: float) -> bool:
-        """Make a circuit whose time is over half-open; whether this call did it."""
+        """Half-open a circuit whose time is over; return whether this call did it."""
         state, now = self.destinations[destination], self._clock()
         if state.circuit == "closed" or state.circuit_until is None or state.circuit_until > now:
             return False
@@ -237,7 +237,7 @@ class MemoryStore:
         return True
 
     async def close_circuit(self, destination: str) -> bool:
-        """Close a half-open circuit; whether this call did it."""
+        """Close a half-open circuit; return whether this call did it."""
         state = self.destinations[destination]
         if state.circuit != "half_open":
             return False
@@ -245,7 +245,7 @@ class MemoryStore:
         return True
 
     async def pause(self, destination: str, by: str, reason: str) -> bool:
-        """Pause until somebody resumes it; whether this call did it."""
+        """Pause until an operator resumes; return whether this call did it."""
         state, now = self.destinations[destination], self._clock()
         if state.paused(now):
             return False
@@ -254,14 +254,14 @@ class MemoryStore:
         return True
 
     async def reserve(self, destination: str, count: int, rate: float) -> float:
-        """Take the next ``count`` places in the line; in how many seconds the first of them comes."""
+        """Reserve the next ``count`` slots; return the seconds until the first."""
         state, now = self.destinations[destination], self._clock()
         start = max(state.rate_at, now)
         state.rate_at = start + wait(count / rate)
         return start - now
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is no connection."""
 
     def _window(self, want: Want, now: float) -> list[Row]:
         due = [
@@ -273,7 +273,7 @@ class MemoryStore:
             and (want.only is None or row.id in want.only)
         ]
         due.sort(key=lambda row: (row.next_attempt_at, row.position))
-        # Keys that have to wait must not fill the window for the others that were chosen.
+        # Keys that must wait must not fill the window of chosen rows.
         return due if want.ordered and want.only is not None else due[: want.limit]
 
     def _choose(self, want: Want, window: Sequence[Row], now: float) -> ordering.Choice:
@@ -328,7 +328,6 @@ def _left(until: float | None, now: float) -> float | None:
 
 
 def _copy(row: Row, dead_letter: DeadLetter) -> tuple[Any, ...]:
-    """What failed as a new row's values, with the reason in its headers."""
     _, event_id, came_from, *event, headers, key, idempotency_key, _, _ = row.values
     own: dict[str, Any] = msgspec.json.decode(headers, type=dict[str, msgspec.Raw])
     own["relaybox-dead-letter-from"] = came_from

@@ -1,4 +1,4 @@
-"""From the URL of a database to the store in it. Its driver is imported when it is asked for."""
+"""Opens the store for a database URL, and imports its driver on demand."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from relaybox.stores.sql.store import SqlStore
 
 
 def open_store(database: str, tables: Tables, *, connections: int = 3) -> SqlStore:
-    """Open the store in a database; it holds at most ``connections`` connections, on SQLite one.
+    """Open the store in a database, with at most ``connections`` connections; SQLite uses one.
 
-    One that extends leases or beats, as a relay's does, has one more for that.
+    Elsewhere a relay opens one more, for lease extensions and heartbeats.
     """
     match server_dialect(database):
         case "postgresql":
@@ -43,7 +43,7 @@ def open_mysql(url: str, tables: Tables, *, connections: int = 3, mariadb: bool 
 
 
 def open_sqlite(path: str, tables: Tables) -> SqlStore:
-    """Open a store in the file at ``path``."""
+    """Open a store in the SQLite file at ``path``."""
     from relaybox.database.pools.sqlite import Sqlite3
 
     return SqlStore(StoreSteps(Statements(tables, SQLITE, "qmark")), Sqlite3(path))

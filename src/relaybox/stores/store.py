@@ -1,18 +1,15 @@
-"""The contract of a store: what a relay does with rows, and with the state that relays share.
+"""The contract of a store, which keeps deliveries, leases them, and holds the state that relays share.
 
-A store keeps deliveries and leases them out. Its promises, whatever races or dies:
-
-- A claim leases rows that are due and hands them to one claimant: attempts + 1, a fresh token.
-- Every settle and extend names the token. A lease that was taken over changes nothing and is reported.
+- A claim leases due rows to one relay, with attempts + 1 and a new token.
+- A settle or extend names the token. If another claim took the row over, it changes nothing and reports it.
 - The database's clock decides what is due and when a lease ends.
-- Ordered: the rows of a key are leased from its head on, in one contiguous run. While the head is leased,
-  backing off or (``block``) failed, no later row of its key is handed out.
-- A row whose lease ran out gets its attempt back and is claimed again with others. One whose lease ran out
-  twice is a suspect: its claim holds suspects alone that died as often, half as many with each death, and
-  of a key no more than its head. Only when a relay dies that held one alone does the attempt stay counted.
-- While a destination is paused, or its circuit is not closed, claims get nothing but the reason. Only the
-  claim that names itself a probe passes a circuit.
-- The state of a circuit changes by compare-and-set: of several relays, one makes the change.
+- Ordered: a claim leases a key's rows from its head on, in one contiguous run. While the head is leased,
+  backing off or (``block``) failed, later rows of its key wait.
+- A row whose lease expired gets its attempt back. After two expired leases it is a suspect. A claim of
+  suspects holds only those with the same number of deaths, half as many with each death, and only heads of
+  keys. The attempt counts only if a relay dies that held the suspect alone.
+- While a destination is paused or its circuit not closed, claims return the reason; a probe passes a circuit.
+- A circuit changes by compare-and-set, so only one of several relays makes the change.
 """
 
 from __future__ import annotations
@@ -33,10 +30,10 @@ ANY_SIZE = 2**62
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Where a copy of what failed for good goes: a row of the same event for another destination.
+    """The destination for copies of failed rows, except test events.
 
-    Its headers gain ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason``. It keeps its ordering
-    key only where that destination is ``ordered``. Test events (``event.TEST_TYPE``) are not copied.
+    Copies carry ``relaybox-dead-letter-from`` and ``relaybox-dead-letter-reason`` in their headers. They keep
+    their ordering key only if the destination is ``ordered``.
     """
 
     destination: str
@@ -46,15 +43,15 @@ class DeadLetter:
 
 @dataclass(frozen=True, slots=True)
 class Want:
-    """What a relay asks for: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
+    """A relay's request: at most ``limit`` due rows of one destination, leased for ``lease`` seconds.
 
-    Payloads and headers of the rows come to at most ``bytes``. A row that is larger is claimed alone.
-    Without ``suspects`` a row whose relays died is left where it is, and what is behind it in its key too.
-    With ``only``, rows of these ids alone are taken, and a key whose head is another row is left alone.
-    Where more keys wait, ``spread`` of them are enough, each with a longer run, but of no more than ``run``
-    rows. Without ``explain`` a claim that gets nothing may leave out why: there is most likely something.
-    What was due before ``since`` may be left out. A claim of rows that are most likely ``light`` is quicker,
-    and may get nothing if they come to more than ``bytes`` after all.
+    - ``bytes``: limit for payloads and headers together; a larger row is claimed alone.
+    - ``suspects``: if false, skip rows whose relays died, and the rows behind them in their key.
+    - ``only``: take only these ids; skip a key whose head is another row.
+    - ``spread``, ``run``: of many keys take ``spread``, with longer runs of at most ``run`` rows.
+    - ``explain``: if false, an empty claim may omit the reason.
+    - ``since``: rows due before this may be skipped.
+    - ``light``: rows are probably small. The claim is faster, but may be empty if they exceed ``bytes``.
     """
 
     destination: str
@@ -77,10 +74,7 @@ class Want:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Why a claim got nothing: the destination is paused, or its circuit is not closed.
-
-    ``seconds`` until that ends by itself (a pause) or a probe may be made (a circuit); ``None``: it does not.
-    """
+    """Why a claim is empty, and the ``seconds`` until a pause ends or a probe may pass (``None``: never)."""
 
     why: Literal["paused", "open", "half_open"]
     seconds: float | None
@@ -89,12 +83,11 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a claim got.
+    """The result of a claim.
 
-    ``failed`` were failed on the spot, because relays died in all of their attempts; one that could not be,
-    because somebody has locked its row, is among ``deliveries``, ``exhausted``. ``parked`` rows were put
-    behind the head of their key, or failed because somebody spoilt them: with nothing claimed but some
-    parked, it is worth asking again.
+    ``failed`` rows failed now, because relays died in all their attempts; if one is locked, it is in
+    ``deliveries`` as ``exhausted``. ``parked`` counts rows parked behind their head or failed as unreadable.
+    If nothing else came, claim again.
     """
 
     deliveries: tuple[Delivery, ...] = ()
@@ -104,20 +97,20 @@ class Claim:
 
 
 class Settlement(NamedTuple):
-    """What became of one delivery."""
+    """The outcome of one delivery."""
 
     delivery: Delivery
     outcome: Outcome
 
 
 def bury(delivery: Delivery) -> Failed:
-    """What becomes of a delivery that is ``exhausted``."""
+    """Return the outcome of an ``exhausted`` delivery."""
     return Failed(f"the relay died {delivery.crashes} times while it held this event", counts=False)
 
 
 def used_up(deliveries: Sequence[Delivery]) -> tuple[Delivery, ...]:
-    """Return what was claimed once more only to be failed."""
-    # Others than suspects and lone claims are not looked at one by one: they are many, and none is exhausted.
+    """Return the deliveries that were claimed only to be failed."""
+    # Check only suspects and claims of one row: the rest are many, and never exhausted.
     if len(deliveries) == 1 or (deliveries and deliveries[0].suspect):
         return tuple(delivery for delivery in deliveries if delivery.exhausted)
     return ()
@@ -129,7 +122,7 @@ def is_dead_letter(delivery: Delivery, outcome: Outcome) -> bool:
 
 
 class Store(Protocol):
-    """Keeps deliveries. See the module's text for what it promises."""
+    """Keeps deliveries; the module's docstring is the contract."""
 
     async def claim(self, want: Want) -> Claim:
         """Lease due rows."""
@@ -144,67 +137,65 @@ class Store(Protocol):
         made_due: Callable[[], None] | None = None,
         wait: bool = True,
     ) -> frozenset[UUID]:
-        """Write the outcomes and make the next of each key due; the ids whose lease was lost come back.
+        """Write the outcomes and make the next row of each key due; return the ids of lost leases.
 
-        ``on_failed`` and ``dead_letter`` are the destination's policy, the same that its claims name.
-        ``made_due`` is called if the next of a key may be claimed now. Where other sessions have locked some
-        of the rows, all others are settled and ``RowsLocked`` is raised; without ``wait`` at once.
+        ``on_failed`` and ``dead_letter`` must match the claims. ``made_due`` is called if a next row is due
+        now. If others lock some rows, settle the rest and raise ``RowsLocked``; without ``wait``, at once.
         """
         ...
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
-        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back.
+        """Extend the leases to ``lease`` seconds from now; return the ids of lost leases.
 
-        Where other sessions have locked some of the rows, all others are extended and ``RowsLocked`` is
-        raised.
+        If others lock some rows, extend the rest and raise ``RowsLocked``.
         """
         ...
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
-        """Have the death of the relay that holds this row count, or (not ``alone``) no longer.
+        """Set whether the death of the relay that holds this suspect counts.
 
-        Only a suspect is held alone. A fresh claim does not count. Nothing changes if the lease was lost.
+        After a claim it does not. A lost lease changes nothing.
         """
         ...
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
-        """Give untried rows back, due now at their old place; the ids whose lease was lost come back."""
+        """Release untried rows, due now at their old place; return the ids of lost leases."""
         ...
 
     async def open_circuit(
         self, destination: str, seconds: float, reason: str, *, probed: bool = False
     ) -> bool:
-        """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
+        """Open a closed circuit (if ``probed``, a half-open one); return whether this call did it."""
         ...
 
     async def probe(self, destination: str, seconds: float) -> bool:
-        """Make an open circuit whose time is over half-open; whether this call did it.
+        """Half-open a circuit whose time is over; return whether this call did it.
 
-        So too a half-open one whose ``seconds`` passed without a word from whoever probed.
+        A half-open circuit counts too, if its probe did not report within its ``seconds``.
         """
         ...
 
     async def close_circuit(self, destination: str) -> bool:
-        """Close a half-open circuit; whether this call did it."""
+        """Close a half-open circuit; return whether this call did it."""
         ...
 
     async def pause(self, destination: str, by: str, reason: str) -> bool:
-        """Pause until somebody resumes it; whether this call did it."""
+        """Pause until an operator resumes; return whether this call did it."""
         ...
 
     async def reserve(self, destination: str, count: int, rate: float) -> float:
-        """Take the next ``count`` places in the line of ``rate`` a second that all relays share.
+        """Reserve ``count`` slots of ``rate`` per second, which all relays share.
 
-        Answers in how many seconds the first of them comes; places that nobody took do not gather.
+        Return the seconds until the first slot. Unused slots do not accumulate.
         """
         ...
 
     async def now(self) -> datetime:
-        """The time by the database's clock."""
+        """Return the database's time."""
         ...
 
     async def close(self) -> None:
-        """Give up every connection. Leases are left to run out."""
+        """Close every connection; leases expire on their own."""
         ...

@@ -1,14 +1,13 @@
-"""The values of upkeep, and its contract: heartbeats, an election, and what the leader keeps in order.
+"""The values and contract of upkeep: heartbeats, an election, and the leader's work.
 
-The database's clock decides who is alive, who leads and what is old; clocks of hosts do not matter.
+The database's clock decides who is alive, who leads and what is old.
 
-- A member's ``name`` stands for one start of one process; no other start ever uses it.
-- A term is issued once, to one member, and terms only grow. What is led names its term: in the same
-  transaction the term is checked and held, and where it is over nothing is done and ``None`` comes back.
-- Whatever is removed or made due is a batch of at most ``limit`` rows, found by an index, in one short
-  transaction that steps over rows which somebody else has locked. Pending and failed rows are never removed.
-- An event that a route takes leaves its unrouted row for one row at each of its destinations, in one
-  transaction: it is everywhere or nowhere, once.
+- A member's ``name`` belongs to one start of one process, and is never reused.
+- A term is issued once, to one member, and terms only grow. Each of the leader's transactions checks and
+  locks its term; if the term is over, it does nothing and returns ``None``.
+- Pruning and unparking work in batches of at most ``limit`` rows, found by an index. Each is one short
+  transaction that skips locked rows. Pending and failed rows are never removed.
+- Routing replaces an unrouted row with one row per destination, in one transaction.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from relaybox.stores.store import OnFailed
 
 Place = TypeVar("Place")
 Turn: TypeAlias = tuple[datetime, int]
-"""A row's place in the order of what is due: when, and its position."""
+"""A row's place in the order of due rows: its time and position."""
 History = Literal["inbox", "stats", "audit"]
-"""The tables that are pruned by age alone."""
+"""Tables that are pruned by age alone."""
 Sampled = Literal["sample", "operation"]
-"""The tables of the second version, which are pruned apart: a relay works on the first one too."""
+"""Tables of the second version, pruned separately: a relay also works on the first version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Member:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """What a heartbeat learns: the members alive, sorted, itself among them, and the database's time."""
+    """The result of a heartbeat: sorted names of live members, itself included, and the database's time."""
 
     alive: tuple[str, ...]
     now: datetime
@@ -50,7 +49,7 @@ class Beat:
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """What upkeep needs to know of a destination."""
+    """What upkeep needs to know about a destination."""
 
     retention: float
     ordered: bool
@@ -59,7 +58,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What a relay said of a destination, and how many seconds ago it last did."""
+    """What a relay reported about a destination, and how many seconds ago."""
 
     destination: str
     setting: Setting
@@ -69,7 +68,7 @@ class Said:
 
 @dataclass(frozen=True, slots=True)
 class Slice(Generic[Place]):
-    """One step of a walk through rows: how many were changed; where to go on, None: at the end."""
+    """One step of a walk through rows: the number changed, and where to continue (None at the end)."""
 
     changed: int
     after: Place | None
@@ -77,7 +76,7 @@ class Slice(Generic[Place]):
 
 @dataclass(frozen=True, slots=True)
 class Minute:
-    """What one relay settled for one destination in one minute. ``lag`` counts by bucket (``lag.py``)."""
+    """One relay's results for one destination and minute; ``lag`` counts by bucket (``lag.py``)."""
 
     minute: datetime
     destination: str
@@ -90,7 +89,7 @@ class Minute:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """An event that no route took, as it is stored. ``scheduled``: it is not to be delivered yet."""
+    """A stored event without a route; ``scheduled`` if it is not due yet."""
 
     event_id: UUID
     aggregate_type: str
@@ -108,10 +107,7 @@ class Waiting:
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where an event goes, with what differs from destination to destination.
-
-    ``final``: its row is delivered from the start, because no relay does it.
-    """
+    """A destination of an event; a ``final`` row is inserted as delivered, because no relay sends it."""
 
     destination: str
     ordering_key: str | None
@@ -123,17 +119,17 @@ class Router(Protocol):
     """Knows the routes."""
 
     def takes(self, event_type: str) -> bool:
-        """Whether any route takes such events: of the others no more than their type is read."""
+        """True if any route takes such events; the rest of other events is not read."""
         ...
 
     def targets(self, event: Waiting) -> Sequence[Target]:
-        """Where the event goes now, in the order of the routes; nowhere: it goes on waiting."""
+        """Return where the event goes, in the order of the routes; if empty, the event keeps waiting."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """What waits at a destination; the destination '' stands for all of them, with the newest position."""
+    """The backlog of a destination; '' stands for all of them, with the newest position."""
 
     destination: str
     pending: int

@@ -1,4 +1,4 @@
-"""aiosqlite."""
+"""The aiosqlite driver."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Aiosqlite(SqliteState):
         return super().begins(connection._conn)
 
     async def execute(self, connection: aiosqlite.Connection, query: Query) -> Rows:
-        """In one trip to the connection's thread, unless a row factory stands in the way."""
+        """Execute in one trip to the connection's thread, unless a custom row factory prevents that."""
         if connection.row_factory in (None, sqlite3.Row):
             return list(await connection.execute_fetchall(query.sql, query.params))
         async with connection.cursor() as cursor:

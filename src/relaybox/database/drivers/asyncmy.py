@@ -1,4 +1,4 @@
-"""asyncmy."""
+"""The asyncmy driver."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ class Asyncmy(MysqlState):
     name = "asyncmy"
 
     def is_closed(self, connection: Any) -> bool:
-        """``connected`` stays true after the driver's own ``close()``, which only drops the transport."""
+        """Look at the transport too: the driver's ``close()`` drops it but leaves ``connected`` true."""
         return not connection.connected or getattr(connection, "_transport", connection) is None
 
     def is_open(self, connection: Any) -> bool:
         return bool(connection.get_transaction_status())
 
     async def refresh(self, connection: Any) -> None:
-        """A ping's answer brings the status; those of a cursor's COMMIT and ROLLBACK the driver may drop."""
+        """Ping for a current status: the driver may drop the one sent with a cursor's COMMIT or ROLLBACK."""
         await connection.ping(reconnect=False)
 
     async def execute(self, connection: Any, query: Query) -> Rows:

@@ -1,4 +1,4 @@
-"""asyncpg, a connection of its own or of a pool."""
+"""The asyncpg driver, for single connections and pools."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import INSERTED, ParamStyle, Query
 from relaybox.database.steps import Rows
 
-# As text, which the server casts: an application's own codec for jsonb would encode the JSON once more.
+# Sent as text and cast by the server: an application's jsonb codec would encode the JSON twice.
 _JSON = {name: f"CAST(CAST(:{name} AS text) AS jsonb)" for name in ("payload", "headers")}
 _VALUES = ", ".join(_JSON.get(name, f":{name}") for name in INSERTED if name != "next_attempt_at")
 
 
 class Asyncpg:
-    """An asyncpg connection, which knows only transactions begun explicitly."""
+    """An asyncpg connection; it opens transactions only on request."""
 
     name = "asyncpg"
     dialect = dataclasses.replace(POSTGRESQL, words={**POSTGRESQL.words, "inserted_values": _VALUES})
@@ -26,11 +26,11 @@ class Asyncpg:
     def is_closed(self, connection: Any) -> bool:
         try:
             return bool(connection.is_closed())
-        except InterfaceError:  # given back to its pool
+        except InterfaceError:  # returned to its pool
             return True
 
     def is_failed(self, connection: Any) -> bool:
-        """There is no telling; the server's answer to the INSERT is translated instead."""
+        """Return False: the driver does not know. An error of the INSERT is translated instead."""
         return False
 
     def is_open(self, connection: Any) -> bool:
@@ -44,6 +44,6 @@ class Asyncpg:
         return rows
 
     def transaction(self, connection: Any) -> Any:
-        """The driver's own block, which it refuses inside a transaction begun by a statement."""
+        """Return the driver's block, or None in a transaction begun by a statement, where it is refused."""
         by_statement = connection.is_in_transaction() and getattr(connection, "_top_xact", self) is None
         return None if by_statement else connection.transaction()

@@ -1,8 +1,4 @@
-"""What ``emit`` needs to know of a database driver, and the checks made before anything is written.
-
-Each driver has a file of its own; which one serves a connection follows from the connection's type, and
-nothing is imported of drivers that the application does not use.
-"""
+"""The interface of a database driver for ``emit``, and the checks before a write."""
 
 from __future__ import annotations
 
@@ -21,30 +17,30 @@ _FAILED_TRANSACTION = "25P02"
 
 
 class Driver(Protocol):
-    """One kind of connection. The questions are answered without a round trip wherever that is possible."""
+    """One kind of connection. Its checks avoid a round trip where possible."""
 
     name: str
     dialect: Dialect
     style: ParamStyle
 
     def is_closed(self, connection: Any) -> bool:
-        """Whether the connection is closed."""
+        """True if the connection is closed."""
 
     def is_failed(self, connection: Any) -> bool:
-        """Whether the open transaction can only be rolled back; False where there is no telling."""
+        """True if the open transaction can only be rolled back; False if the driver cannot know."""
 
     def is_open(self, connection: Any) -> bool:
-        """Whether a transaction is open."""
+        """True if a transaction is open."""
 
     def begins(self, connection: Any) -> bool:
-        """Whether the connection begins a transaction by itself before an INSERT."""
+        """True if the connection begins a transaction automatically before an INSERT."""
 
     def execute(self, connection: Any, query: Query) -> Rows | Awaitable[Rows]:
-        """Execute one statement; its rows as sequences, whatever row factory the connection has."""
+        """Execute one statement and return its rows as sequences, whatever the row factory."""
 
 
 class Names(NamedTuple):
-    """What errors call the call that was made, its twins, and what to do instead."""
+    """The names that errors use for the call, its counterparts, and the alternative."""
 
     owner: str
     sync: str
@@ -59,7 +55,7 @@ EMIT = Names(
 
 
 class Channel:
-    """One connection and the driver that serves it."""
+    """A connection and its driver."""
 
     __slots__ = ("connection", "driver", "names")
 
@@ -69,7 +65,7 @@ class Channel:
         self.names = names
 
     def check(self, autocommit: bool) -> bool:
-        """Raise unless it can be written to; True where what is written will commit by itself."""
+        """Raise if the connection cannot be written to; return True if writes commit on their own."""
         driver, connection = self.driver, self.connection
         check_usable(driver, connection)
         if driver.begins(connection) or driver.is_open(connection):
@@ -79,15 +75,15 @@ class Channel:
         return True
 
     def execute(self, query: Query) -> Any:
-        """Execute one statement: its rows, or for an asynchronous driver an awaitable of them."""
+        """Execute one statement and return its rows, or an awaitable of them for an asynchronous driver."""
         return self.driver.execute(self.connection, query)
 
     def run(self, steps: Steps[T]) -> T:
-        """Drive the steps in the transaction that is open on the connection."""
+        """Drive the steps in the connection's open transaction."""
         return drive(steps, self._execute_all)
 
     async def arun(self, steps: Steps[T]) -> T:
-        """Drive the steps on the connection of an asynchronous driver."""
+        """Drive the steps on an asynchronous connection."""
         return await adrive(steps, self._aexecute_all)
 
     def _execute_all(self, queries: list[Query]) -> list[Rows]:
@@ -112,12 +108,12 @@ def check_usable(driver: Driver, connection: Any, over: str = "") -> None:
 
 
 def closed(name: str) -> ConnectionClosed:
-    """The error for a closed connection."""
+    """Return the error for a closed connection."""
     return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
 
 
 def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
-    """The error for an INSERT that would commit by itself."""
+    """Return the error for an INSERT that would commit on its own."""
     block = "async with" if iscoroutinefunction(driver.execute) else "with"
     return NotInTransaction(
         f"the {driver.name} connection is in autocommit and no transaction is open, so that what is written"
@@ -127,7 +123,7 @@ def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
 
 
 def translated(error: BaseException) -> BaseException:
-    """Our own error where there is one; else the driver's, which callers know how to retry."""
+    """Return our error if there is one, else the driver's, which callers know how to retry."""
     beneath: Any = getattr(error, "orig", None) or error
     if _FAILED_TRANSACTION in (getattr(beneath, "sqlstate", None), getattr(beneath, "pgcode", None)):
         return _caused(failed("PostgreSQL"), error)
@@ -137,7 +133,7 @@ def translated(error: BaseException) -> BaseException:
 
 
 def failed(name: str) -> TransactionFailed:
-    """Make the error for a transaction that can only be rolled back."""
+    """Return the error for a transaction that can only be rolled back."""
     return TransactionFailed(
         f"an earlier statement failed, so the {name} transaction can only be rolled back;"
         " roll it back and begin again"

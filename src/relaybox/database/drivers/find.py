@@ -1,7 +1,4 @@
-"""From the first argument of ``emit`` to what serves it, by the names of its type and of the type's bases.
-
-By name, so that no driver is imported that the application does not use.
-"""
+"""Finds the driver for a connection by type name, so that unused drivers are not imported."""
 
 from __future__ import annotations
 
@@ -78,16 +75,13 @@ _drivers: dict[str, Driver] = {}
 
 
 def find(connection: Any, names: Names = EMIT) -> Found:
-    """What serves this connection or session; raises ``UnsupportedConnection``."""
+    """Return what serves this connection or session, or raise ``UnsupportedConnection``."""
     kind = type(connection)
     return _found.get(kind) or _remember(kind, names)
 
 
 def channel(connection: Any, insert: sa.Insert, names: Names = EMIT, *, flush: bool = True) -> Channel:
-    """The way to the database through a synchronous connection or session, for this INSERT.
-
-    ``flush``: a session is flushed before the first statement.
-    """
+    """Return the channel for a synchronous connection or session; ``flush`` a session before use."""
     kind, driver = find(connection, names)
     if driver is not None and kind == "driver":
         return Channel(driver, connection, names)
@@ -102,7 +96,7 @@ def channel(connection: Any, insert: sa.Insert, names: Names = EMIT, *, flush: b
 
 
 def async_channel(connection: Any, names: Names = EMIT) -> Channel:
-    """The way to the database through an asynchronous driver."""
+    """Return the channel for an asynchronous driver's connection."""
     kind, driver = find(connection, names)
     if driver is not None and kind == "async driver":
         return Channel(driver, connection, names)
@@ -110,7 +104,7 @@ def async_channel(connection: Any, names: Names = EMIT) -> Channel:
 
 
 def async_sqlalchemy(connection: Any, names: Names = EMIT) -> Any:
-    """The SQLAlchemy connection or session that has a ``run_sync`` for synchronous code, else None."""
+    """Return the SQLAlchemy object that has ``run_sync``, or None for another connection."""
     kind = find(connection, names).kind
     return connection if kind == "async" else connection() if kind == "async scoped session" else None
 
@@ -146,7 +140,7 @@ def _driver(path: str) -> Driver:
 
 
 def name_of(kind: type) -> str:
-    """A type's name with its module's, as it is written in a program."""
+    """Return the qualified name of a type, with its module unless it is a builtin."""
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 

@@ -10,13 +10,13 @@ from relaybox.database.steps import Rows
 
 
 class MysqlState:
-    """MariaDB's dialect stands for MySQL's too: ``emit`` uses no word in which they differ."""
+    """State of a connection. MariaDB's dialect also serves MySQL: ``emit`` uses only what they share."""
 
     dialect = MARIADB
     style: ParamStyle = "format"
 
     def is_failed(self, connection: Any) -> bool:
-        """There is no such state: a statement that fails leaves the transaction usable, or ends it."""
+        """Return False: after an error, MySQL's transaction is either usable or over."""
         return False
 
     def begins(self, connection: Any) -> bool:
@@ -24,7 +24,7 @@ class MysqlState:
 
 
 class SyncMysql(MysqlState):
-    """A synchronous connection; ``cursor`` is the driver's plain cursor, whatever the connection's own is."""
+    """A synchronous connection; ``cursor`` is the driver's plain cursor class."""
 
     cursor: Any
 

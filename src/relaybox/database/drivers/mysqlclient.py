@@ -1,4 +1,4 @@
-"""mysqlclient (MySQLdb)."""
+"""The mysqlclient (MySQLdb) driver."""
 
 from __future__ import annotations
 
@@ -20,10 +20,7 @@ class Mysqlclient(SyncMysql):
     cursor = Cursor
 
     def is_open(self, connection: Any) -> bool:
-        """The driver hides the server's status, so a statement asks that only an open transaction refuses.
-
-        READ WRITE is what the transaction that follows needs anyway.
-        """
+        """Try a harmless statement that an open transaction refuses: the driver hides the server's status."""
         try:
             self.execute(connection, Query("SET TRANSACTION READ WRITE", ()))
         except Error as error:

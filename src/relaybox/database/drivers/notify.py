@@ -1,7 +1,4 @@
-"""NOTIFY and what comes of it, straight through psycopg's libpq.
-
-Its cursors and generators take several times as much of the processor, which the application wants.
-"""
+"""Sends and receives NOTIFY through psycopg's libpq, which takes far less CPU than its cursors."""
 
 from __future__ import annotations
 
@@ -15,8 +12,8 @@ import psycopg
 from psycopg import AsyncConnection, Connection, sql
 from psycopg.pq import ExecStatus
 
-# Nobody waits for this commit to be on disk, and it holds a lock that all notifying transactions share. So it
-# is set for this transaction alone: behind a pooler the session is somebody else's the next moment.
+# This commit need not wait for the disk, and it holds a lock that all notifying transactions share. The
+# setting covers one transaction only: behind a pooler the session soon belongs to another client.
 _UNHURRIED = b"SELECT set_config('synchronous_commit', 'off', true)"
 
 NOTIFY = "SELECT pg_notify(%s, %s)"
@@ -28,7 +25,7 @@ def listen(channel: str) -> sql.Composed:
 
 
 class Line:
-    """A connection that sends notifications; their answers are read when the next one is to be sent."""
+    """A connection that sends notifications. It reads each answer before it sends the next one."""
 
     def __init__(self, connection: Connection[Any]) -> None:
         self._connection = connection
@@ -36,7 +33,7 @@ class Line:
         self._asked = False
 
     def send(self, channel: str, names: list[str]) -> None:
-        """Notify relays of these destinations."""
+        """Notify the relays of these destinations."""
         calls = [b"pg_notify($1, $%d)" % place for place in range(2, len(names) + 2)]
         self._libpq.send_query_params(
             b", ".join([_UNHURRIED, *calls]), [text.encode() for text in (channel, *names)]
@@ -44,8 +41,8 @@ class Line:
         self._asked = True
 
     def is_free(self) -> bool:
-        """Whether the last one was answered."""
-        # Once more, because what a server says before it hangs up comes first.
+        """True if the last notification was answered."""
+        # Twice: a server's last message arrives before its hang-up.
         self._libpq.consume_input()
         self._libpq.consume_input()
         while self._asked and not self._libpq.is_busy():
@@ -53,7 +50,7 @@ class Line:
         return not self._asked
 
     def finish(self, seconds: float) -> None:
-        """Wait until the last one is answered. libpq itself would hold up all other threads meanwhile."""
+        """Wait for the last answer. libpq's own wait would block all other threads."""
         end = time.monotonic() + seconds
         with DefaultSelector() as selector:
             selector.register(self._libpq.socket, EVENT_READ)
@@ -66,7 +63,7 @@ class Line:
                     raise psycopg.OperationalError(f"no answer to NOTIFY for {seconds:g} s")
 
     def close(self) -> None:
-        """Give it up."""
+        """Close the connection."""
         self._connection.close()
 
     def _take(self) -> None:
@@ -77,12 +74,12 @@ class Line:
 
 
 class Ear:
-    """Hands on what a connection is notified of, at once."""
+    """Passes on each notification as soon as it arrives."""
 
     def __init__(self, connection: AsyncConnection[Any], take: Callable[[str], None]) -> None:
         self.heard = 0
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        """Has the error with which the connection ended."""
+        """Raises the error that ended the connection."""
         self._libpq = connection.pgconn
         self._socket = connection.fileno()
         self._take = take

@@ -1,4 +1,4 @@
-"""psycopg 3, synchronous and asynchronous."""
+"""The psycopg 3 drivers, synchronous and asynchronous."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _State:
     def is_open(self, connection: Any) -> bool:
         status = connection.pgconn.transaction_status
         if status == TransactionStatus.ACTIVE:
-            # In a pipeline, whose results are not in yet: only a block is known to be a transaction.
+            # A pipeline's results are still pending: only a block proves that a transaction is open.
             return bool(connection._num_transactions)
         return bool(status != TransactionStatus.IDLE)
 
@@ -35,31 +35,30 @@ class _State:
         return not connection.autocommit
 
     def transaction(self, connection: Any) -> Any:
-        """The driver's own block."""
         return connection.transaction()
 
 
 class Psycopg(_State):
-    """``psycopg.Connection``."""
+    """A ``psycopg.Connection``."""
 
     def execute(self, connection: Connection[Any], query: Query) -> Rows:
-        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
-        # Not the connection's own cursors, which may take other placeholders.
+        """Execute the statement. In pipeline mode the inner block's end syncs, which brings the results."""
+        # The connection's own cursor class may use other placeholders.
         cursor = Cursor(connection, row_factory=tuple_row)
         if connection.pgconn.pipeline_status == PipelineStatus.OFF:
             cursor.execute(query.sql, query.params)
         else:
             with connection.pipeline():
                 cursor.execute(query.sql, query.params)
-        # Not by the description, which takes longer to make than to fetch a row or two.
+        # Not by the description: building it takes longer than fetching a few rows.
         return [] if cursor.rownumber is None else list(cursor.fetchall())
 
 
 class AsyncPsycopg(_State):
-    """``psycopg.AsyncConnection``."""
+    """A ``psycopg.AsyncConnection``."""
 
     async def execute(self, connection: AsyncConnection[Any], query: Query) -> Rows:
-        """In pipeline mode results come only with a sync, which the end of an inner block makes."""
+        """Execute the statement. In pipeline mode the inner block's end syncs, which brings the results."""
         cursor = AsyncCursor(connection, row_factory=tuple_row)
         if connection.pgconn.pipeline_status == PipelineStatus.OFF:
             await cursor.execute(query.sql, query.params)

@@ -1,4 +1,4 @@
-"""psycopg2."""
+"""The psycopg2 driver."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Psycopg2:
             return cursor.fetchall() if cursor.description else []
 
     def control(self, connection: Any, query: Query) -> None:
-        """BEGIN and its kin: the driver must know of them where it begins transactions by itself."""
+        """Execute BEGIN and similar, through the driver's own calls unless it is in autocommit."""
         own = {"BEGIN": lambda: None, "COMMIT": connection.commit, "ROLLBACK": connection.rollback}
         if connection.autocommit or query.sql not in own:
             self.execute(connection, query)

@@ -1,4 +1,4 @@
-"""PyMySQL."""
+"""The PyMySQL driver."""
 
 from __future__ import annotations
 

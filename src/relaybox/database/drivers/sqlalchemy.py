@@ -1,7 +1,4 @@
-"""SQLAlchemy: connections and sessions, over any driver that ``emit`` knows.
-
-The asynchronous ones run this same code through their ``run_sync``.
-"""
+"""SQLAlchemy connections and sessions over any supported driver; asynchronous ones use ``run_sync``."""
 
 from __future__ import annotations
 
@@ -24,12 +21,10 @@ from relaybox.errors import NotInTransaction
 
 
 class SqlalchemyChannel(Channel):
-    """A SQLAlchemy connection, and the session it was taken from.
+    """A SQLAlchemy connection, and the session it came from.
 
-    The driver answers for the connection beneath; statements go through SQLAlchemy, which begins the
-    transaction, logs, and runs its events. The session is flushed before the first statement, so that the
-    aggregate is locked before ``position`` is taken, and not sooner, so that nothing reaches the database
-    when the event is refused.
+    The session is flushed right before the first statement. The aggregate must be locked before ``position``
+    is assigned, and a refused event must not write anything.
     """
 
     __slots__ = ("_flushed", "session")
@@ -42,7 +37,7 @@ class SqlalchemyChannel(Channel):
         self._flushed = session is None
 
     def check(self, autocommit: bool) -> bool:
-        """Raise unless it can be written to; True where what is written will commit by itself."""
+        """Raise if the connection cannot be written to; return True if writes commit on their own."""
         if _is_inactive(self.connection):
             raise failed("SQLAlchemy")
         driver, raw = self.driver, self.connection.connection.driver_connection
@@ -54,7 +49,7 @@ class SqlalchemyChannel(Channel):
         return True
 
     def check_begun(self) -> None:
-        """Raise where the transaction that SQLAlchemy began is none to the database."""
+        """Raise if the database has no transaction although SQLAlchemy began one."""
         raw = self.connection.connection.driver_connection
         if not self._begins(raw) and not self.driver.is_open(raw):
             raise _in_autocommit(self.driver)
@@ -71,7 +66,7 @@ class SqlalchemyChannel(Channel):
         return result.fetchall() if result.returns_rows else []
 
     def _is_or_gets_open(self, raw: Any) -> bool:
-        """Applications may begin transactions in an event of the engine: try it before refusing."""
+        """True if a transaction is open, or opens on ``begin()``: engine events may begin one."""
         if self._begins(raw) or self.driver.is_open(raw):
             return True
         if self.connection.in_transaction():
@@ -84,17 +79,16 @@ class SqlalchemyChannel(Channel):
 
     def _begins(self, raw: Any) -> bool:
         if self.driver.name == "asyncpg":
-            # The driver itself never does; SQLAlchemy makes it begin before the first statement.
+            # asyncpg never begins on its own; SQLAlchemy begins before the first statement.
             adapted: Any = self.connection.connection.dbapi_connection
             return not adapted.autocommit
         return self.driver.begins(raw)
 
 
 def may_autocommit(session: Session, insert: sa.Insert, under_way: bool) -> bool:
-    """Whether the session may be in autocommit, said without taking a connection while it has none.
+    """True if the session may be in autocommit, as far as its bind shows.
 
-    The first use in a transaction may still set options of its connection, and must find it untaken; in a
-    transaction that is under way they may be set already.
+    Taking a connection would keep the caller from setting its options. If ``under_way``, it may have done so.
     """
     try:
         bind = session.get_bind(clause=insert)
@@ -105,16 +99,16 @@ def may_autocommit(session: Session, insert: sa.Insert, under_way: bool) -> bool
 
 
 def flush(session: Session) -> None:
-    """Flush, unless this is called from within a flush."""
+    """Flush the session, unless a flush is running."""
     if not session._flushing:
         session.flush()
 
 
 def connection_of(session: Session, insert: sa.Insert) -> sa.Connection:
-    """The connection on which the session would execute ``insert``; begins the session's transaction.
+    """Return the session's connection for ``insert``, and begin its transaction.
 
-    A session with several binds takes that of the table (``binds={outbox.tables.event: engine}``), else its
-    ``bind``; or give ``emit`` the connection itself, as in ``session.connection(bind_arguments=...)``.
+    With several binds it uses that of the table (``binds={outbox.tables.event: engine}``), else ``bind``. To
+    choose one, pass ``session.connection(bind_arguments=...)`` to ``emit`` instead.
     """
     if not session.is_active:
         raise failed("SQLAlchemy session's")
@@ -132,7 +126,7 @@ def connection_of(session: Session, insert: sa.Insert) -> sa.Connection:
 
 
 def driver_connection(connection: sa.Connection) -> Any:
-    """The driver's own connection beneath."""
+    """Return the driver's connection."""
     if connection.closed:
         raise closed("SQLAlchemy")
     try:
@@ -144,7 +138,7 @@ def driver_connection(connection: sa.Connection) -> Any:
 
 
 def _in_autocommit(driver: Driver, otherwise: str = "") -> NotInTransaction:
-    """``begin()`` does not help here, and so neither does a block: only another isolation level does."""
+    """Return the error for autocommit: only another isolation level helps, not ``begin()``."""
     level = "SERIALIZABLE" if driver.dialect.name == "sqlite" else "READ COMMITTED"
     option = f'execution_options(isolation_level="{level}")'
     call = "await connection" if iscoroutinefunction(driver.execute) else "connection"
@@ -157,13 +151,13 @@ def _in_autocommit(driver: Driver, otherwise: str = "") -> NotInTransaction:
 
 
 def _ended(error: InvalidRequestError) -> Exception:
-    """Our error for a session that was closed, or for a transaction that ended inside its own block."""
+    """Translate the error of a closed session, or of a transaction that ended inside its block."""
     if "permanently closed" in str(error):
         return closed("SQLAlchemy session's")
     return failed("SQLAlchemy") if "closed transaction inside" in str(error) else error
 
 
 def _is_inactive(connection: sa.Connection) -> bool:
-    """Whether the connection's transaction ended, or its savepoint failed, inside a block that goes on."""
+    """True if the transaction ended, or its savepoint failed, inside a block that is still open."""
     nested, root = connection.get_nested_transaction(), connection.get_transaction()
     return bool((root and not root.is_active) or (nested and not nested.is_active))

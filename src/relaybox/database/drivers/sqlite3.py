@@ -1,4 +1,4 @@
-"""sqlite3."""
+"""The driver for the standard library's sqlite3."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from relaybox.database.steps import Rows
 
 
 class SqliteState:
-    """What a connection of sqlite3 answers; one of aiosqlite passes most of it on."""
+    """State of a sqlite3 connection; an aiosqlite connection passes most of it through."""
 
     dialect = SQLITE
     style: ParamStyle = "qmark"
@@ -19,19 +19,19 @@ class SqliteState:
     def is_closed(self, connection: Any) -> bool:
         try:
             connection.in_transaction  # noqa: B018
-        except (sqlite3.ProgrammingError, ValueError):  # the latter of aiosqlite
+        except (sqlite3.ProgrammingError, ValueError):  # ValueError comes from aiosqlite
             return True
         return False
 
     def is_failed(self, connection: Any) -> bool:
-        """SQLite has no such state: a statement that fails leaves the transaction usable, or ends it."""
+        """Return False: after an error, SQLite's transaction is either usable or over."""
         return False
 
     def is_open(self, connection: Any) -> bool:
         return bool(connection.in_transaction)
 
     def begins(self, connection: Any) -> bool:
-        """By ``autocommit`` where Python (3.12) has it and it is set, else by ``isolation_level``."""
+        """Use ``autocommit`` (Python 3.12) if it is set, else ``isolation_level``."""
         autocommit = getattr(connection, "autocommit", None)
         if isinstance(autocommit, bool):
             return not autocommit
@@ -39,7 +39,7 @@ class SqliteState:
 
 
 class Sqlite3(SqliteState):
-    """A connection of the standard library's sqlite3."""
+    """A ``sqlite3.Connection``."""
 
     name = "sqlite3"
 

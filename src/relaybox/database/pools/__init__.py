@@ -1,1 +1,1 @@
-"""Connections of our own, and the steps that are driven on them."""
+"""Relaybox's own connections, on which steps are driven."""

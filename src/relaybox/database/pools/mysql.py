@@ -1,4 +1,4 @@
-"""MariaDB and MySQL through asyncmy: every operation one short READ COMMITTED transaction."""
+"""MariaDB and MySQL through asyncmy: each operation is one short READ COMMITTED transaction."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ T = TypeVar("T")
 
 DEADLOCK, CHECK_FAILED = 1213, 4025
 LET_GO = (DEADLOCK, LOCK_WAIT_TIMEOUT)
-"""After these the connection is of use, once it has rolled back."""
+"""After these errors the connection is usable once it has rolled back."""
 TRIES = 5
 ANSWER_SECONDS = 60.0
-"""Unless the URL says otherwise: a server that has not answered by then is taken to be gone."""
+"""Seconds until a silent server counts as gone, unless the URL sets ``read_timeout``."""
 CLOSING_SECONDS = 1.0
-"""How much longer the driver has to close a connection; it would wait until all that it wrote was taken."""
+"""Extra seconds for the driver to close a connection, which waits until all output is sent."""
 
-# A lock that a stranger holds is not waited for long, and a statement ends before the client hangs up.
+# Wait only briefly for a lock; end a statement before the client hangs up.
 _WAITS = f"SESSION innodb_lock_wait_timeout = {LOCK_SECONDS}, SESSION lock_wait_timeout = {LOCK_SECONDS}"
 MYSQL_SESSION = f"SET SESSION transaction_isolation = 'READ-COMMITTED', {_WAITS}"
-# A transaction, and its locks, whose process was stopped in the midst of it is ended.
+# End the transaction of a stopped process, and release its locks.
 MARIADB_SESSION = f"""SET SESSION tx_isolation = 'READ-COMMITTED', SESSION idle_transaction_timeout = 5,
 {_WAITS}, SESSION max_statement_time = {STATEMENT_SECONDS}"""
 
 
 class Asyncmy:
-    """A pool of asyncmy connections. One that failed or whose caller was cancelled is closed."""
+    """A pool of asyncmy connections. It closes a connection after a failure or a cancelled call."""
 
     def __init__(self, url: str, connections: int, mariadb: bool) -> None:
         self._mariadb = mariadb
@@ -49,15 +49,14 @@ class Asyncmy:
         self._patience = ANSWER_SECONDS
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
-        """Drive the steps in one transaction, again from the start when it was chosen to break a deadlock."""
+        """Drive the steps in one transaction; start again after a deadlock."""
         before = _cancellations()
         try:
             async with self._places.take(lane):
                 return await self._run(begin, checked)
         finally:
-            # One that came together with the answer, or with an error, is one all the same. The driver waits
-            # by ``wait_for``, which before Python 3.12 forgets it; and a task that outlives its cancellation
-            # keeps its relay from ever leaving.
+            # A cancellation that arrives with an answer still counts: before Python 3.12 the driver's
+            # ``wait_for`` loses it, and the relay could not stop.
             if _cancellations() > before:
                 raise asyncio.CancelledError
 
@@ -68,7 +67,7 @@ class Asyncmy:
                 return await self._transaction(begin(), checks)
             except MySQLError as error:
                 if self._mariadb and checks and not checked and error.args[:1] == (CHECK_FAILED,):
-                    # A row that somebody edited breaks it: the others need not wait for that one.
+                    # A row edited by hand violates the constraint; it must not hold up the others.
                     checks = False
                     continue
                 tries += 1
@@ -76,7 +75,7 @@ class Asyncmy:
                     raise refusal(error, self._url.render_as_string(hide_password=False)) from error
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         if self._pool is not None:
             self._pool.close()
             await self._pool.wait_closed()
@@ -99,8 +98,8 @@ class Asyncmy:
                     with suppress(MySQLError):
                         await connection.rollback()
                 else:
-                    # Not asked to roll back, because the server may be what does not answer; and not kept,
-                    # because after a failover it may be one that takes no writes, and a new one is led on.
+                    # No rollback: the server may not answer. Not reused: after a failover the server may be
+                    # read-only, and a new connection reaches the right one.
                     connection.close()
                 raise
             finally:
@@ -121,7 +120,7 @@ class Asyncmy:
 
 
 def _cancellations() -> int:
-    """How often the task was asked to end; it may have gone on to tidy up."""
+    """Return how often the task was cancelled; it may still be cleaning up."""
     task = asyncio.current_task()
     return 0 if task is None else task.cancelling()
 

@@ -1,7 +1,6 @@
-"""One round trip to PostgreSQL: statements that travel together in one transaction, through psycopg's libpq.
+"""Sends the statements of one transaction to PostgreSQL in one write, through psycopg's libpq.
 
-The driver's own pipeline takes a turn of the event loop for each statement, and a process that is stopped in
-between keeps its locks. Here all of them leave in one write, and their answers are read as they come.
+psycopg's pipeline yields to the event loop in between, and a process stopped there keeps its locks.
 """
 
 from __future__ import annotations
@@ -25,14 +24,13 @@ from relaybox.database.dialects import EARLIEST, LATEST
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Row
 
-# The driver's own: the one in C where that is installed.
 _TIME_LOADER: Any = psycopg.adapters.get_loader(
     psycopg.adapters.types["timestamptz"].oid, psycopg.pq.Format.TEXT
 )
 
 
 class Pipeline:
-    """A connection that nobody else uses; one call at a time. ``lasting`` statements are prepared."""
+    """An exclusive connection, for one call at a time. It prepares ``lasting`` statements."""
 
     def __init__(self, connection: AsyncConnection[Any], lasting: Container[str] = ()) -> None:
         connection.adapters.register_loader("jsonb", TextLoader)
@@ -49,9 +47,8 @@ class Pipeline:
         self._encoding = connection.info.encoding
 
     async def run(self, queries: Sequence[Query]) -> list[list[Row]]:
-        """The rows of each. After an error that the server answered the connection may go on."""
+        """Return the rows of each query. The connection stays usable after an error from the server."""
         known = len(self._names)
-        # Of what is only prepared there is an answer, too.
         answers = [answer for query in queries for answer in self._send(query)]
         self._libpq.pipeline_sync()
         self._exchange = _Exchange(self._libpq)
@@ -62,13 +59,13 @@ class Pipeline:
             self._exchange = None
         for result in results:
             if result.status not in (ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK):
-                # What was to be prepared behind it is not.
+                # Nothing after the error was prepared.
                 self._names = dict(islice(self._names.items(), known))
                 raise error_from_result(result)
         return [self._rows(result) for result, wanted in zip(results, answers, strict=True) if wanted]
 
     def _look_now_and_then(self) -> None:
-        """Have one timer for many exchanges: one for each would cost it more."""
+        """Start the timer that all exchanges share: a timer per exchange costs more."""
         if not self._looking:
             self._looking = True
             asyncio.get_running_loop().call_later(LOOK_SECONDS, self._look)
@@ -80,7 +77,7 @@ class Pipeline:
             self._look_now_and_then()
 
     def _send(self, query: Query) -> Sequence[bool]:
-        """Which of the answers to come are asked for."""
+        """Send the query and return which of its answers hold rows."""
         values = self._values.dump_sequence(query.params, [PyFormat.AUTO] * len(query.params))
         types, formats = self._values.types or (), self._values.formats
         name = self._names.get((query.sql, types))
@@ -115,20 +112,16 @@ def _load(values: abc.Transformer, result: PGresult) -> list[Row]:
 
 
 LOOK_SECONDS = 0.5
-"""Seconds between two looks at a silent socket: uvloop calls no reader for one that was reset, such as that
-of a session that the server ended while it was idle.
-"""
+"""Seconds between checks of a silent socket: uvloop does not report one that was reset while idle."""
 
 
 class _Exchange:
-    """Sends what is waiting to be sent, and reads answers up to the next sync."""
-
     def __init__(self, libpq: Any) -> None:
         self._libpq = libpq
         self._results: list[PGresult] = []
 
     async def results(self) -> list[PGresult]:
-        """One of each statement, in their order."""
+        """Return one result per statement, in order."""
         loop = asyncio.get_running_loop()
         self._done: asyncio.Future[list[PGresult]] = loop.create_future()
         socket = self._libpq.socket
@@ -142,7 +135,7 @@ class _Exchange:
             loop.remove_writer(socket)
 
     def look(self) -> None:
-        """Read what the loop may not have told of."""
+        """Read input that the event loop did not report."""
         self._guarded(self._read)
 
     def _guarded(self, step: Any, *arguments: Any) -> None:
@@ -175,14 +168,14 @@ class _Exchange:
 
 
 class AnyTime(Loader):
-    """Also of a time that Python cannot hold, such as infinity, which would fail the whole statement."""
+    """Also loads times that Python cannot hold, such as infinity: they would fail the whole statement."""
 
     def __init__(self, oid: int, context: AdaptContext | None = None) -> None:
         super().__init__(oid, context)
         self._load = _TIME_LOADER(oid, context).load
 
     def load(self, data: Buffer) -> datetime:
-        """The time, else the end of Python's calendar that is nearer to it."""
+        """Return the time, or the nearer end of Python's calendar."""
         try:
             moment: datetime = self._load(data)
         except psycopg.DataError:

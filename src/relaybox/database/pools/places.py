@@ -1,4 +1,4 @@
-"""How statements share a store's few connections, so that a wait for a lock holds up no other lane."""
+"""Shares a store's few connections, so that one lane's wait for a lock does not block the others."""
 
 from __future__ import annotations
 
@@ -9,15 +9,14 @@ from types import TracebackType
 from relaybox.errors import Locked
 
 HELD_UP = 0.25
-"""Seconds after which a call most likely waits for a lock, and makes room for others."""
+"""Seconds after which a call is probably waiting for a lock, and makes room for others."""
 
 
 class Places:
-    """Bounds the calls that are under way to the number of connections.
+    """Limits concurrent calls to the number of connections.
 
-    One place is kept aside for calls that wait: a call moves there when it takes long, and a lane whose last
-    call met a lock begins there. No lane has more calls under way than there are other places. So however
-    long a lane waits for a lock, the others go on.
+    One place is reserved for waiting calls: a slow call moves there, and a lane that last met a lock starts
+    there. A lane can use at most the other places, so it never blocks the rest.
     """
 
     def __init__(self, connections: int) -> None:
@@ -27,11 +26,11 @@ class Places:
         self._aside = _Aside(there=connections > 1)
         self._held_up: set[str] = set()
         self._calls: dict[_Call, None] = {}
-        """Those that have a quick place, the oldest first."""
+        """Calls in a quick place, oldest first."""
         self._watched_by: asyncio.AbstractEventLoop | None = None
 
     def take(self, lane: str) -> _Call:
-        """Hold a place for one call, which may be of no ``lane``."""
+        """Return a context that holds a place for one call; ``lane`` may be empty."""
         return _Call(self, lane)
 
     async def enter(self, call: _Call) -> None:
@@ -51,7 +50,7 @@ class Places:
             raise
 
     def leave(self, call: _Call, error: BaseException | None) -> None:
-        """Make room for the next call. An ``error`` tells whether this one met a lock."""
+        """Free the place; an ``error`` shows whether the call met a lock."""
         if call in self._calls:
             del self._calls[call]
             self._quick.release()
@@ -65,10 +64,7 @@ class Places:
                 self._held_up.add(call.lane)
 
     def _watch(self) -> float:
-        """Have calls that take long make room; the time by which that is judged.
-
-        There is one timer for all: one for each call would cost it more.
-        """
+        """Start the timer that all calls share (one per call costs more); return the current time."""
         loop = asyncio.get_running_loop()
         if self._aside.there and self._watched_by is not loop:
             self._watched_by = loop
@@ -87,8 +83,6 @@ class Places:
 
 
 class _Call:
-    """One call, as a context: it holds a place within."""
-
     def __init__(self, places: Places, lane: str) -> None:
         self._places = places
         self.lane = lane
@@ -104,8 +98,6 @@ class _Call:
 
 
 class _Aside:
-    """The place aside: of one call at a time."""
-
     def __init__(self, *, there: bool) -> None:
         self.there = there
         self._free = asyncio.Event()
@@ -117,7 +109,7 @@ class _Aside:
             await self._free.wait()
 
     def enter_at_once(self) -> bool:
-        """Enter if it is free; whether it was."""
+        """Enter if the place is free; return whether it was."""
         was_free = self._free.is_set()
         self._free.clear()
         return was_free

@@ -1,4 +1,4 @@
-"""PostgreSQL through psycopg: every yield of the steps is one round trip, one transaction."""
+"""PostgreSQL through psycopg: each yield of the steps is one round trip and one transaction."""
 
 from __future__ import annotations
 
@@ -31,21 +31,19 @@ CONNECT = {
     "keepalives_count": 3,
     "tcp_user_timeout": 20_000,
 }
-"""Unless the URL says otherwise: a server that is gone without a word is noticed within seconds."""
+"""Defaults for the URL's options: they detect a vanished server within seconds."""
 
 ANSWER_SECONDS = 60.0
-"""A server that has not answered by then is taken to be gone."""
+"""Seconds until a silent server counts as gone."""
 CANCEL_SECONDS = 1.0
-"""For the server to hear that a call was given up."""
 
 BEGIN = [Query(sql, ()) for sql in BEGIN_WRITING["postgresql"]]
 
 
 class Psycopg:
-    """A few psycopg connections, made when they are needed.
+    """A few psycopg connections, opened on demand.
 
-    One that failed or whose caller was cancelled is closed; so a database that is away is told of at once,
-    and one that came back is found by the next call. One that only met a lock is kept.
+    A failure or a cancelled call closes the connection, so the next call reconnects; a lock timeout does not.
     """
 
     def __init__(self, url: str, connections: int, statements: Statements) -> None:
@@ -72,7 +70,7 @@ class Psycopg:
                 self._idle.append(session)
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         while self._idle:
             await self._idle.pop().connection.close()
 
@@ -82,10 +80,7 @@ class Psycopg:
         return await _answered(connection, self._open(connection))
 
     async def _open(self, connection: Connection) -> Session:
-        """A pooler invents the process number that a server would tell, and its sessions may change.
-
-        So what is set and what is prepared holds for one transaction only.
-        """
+        """Prepare a connection. Behind a pooler, which invents process ids, settings last one transaction."""
         cursor = await connection.execute("SELECT pg_backend_pid()")
         direct = await cursor.fetchone() == (connection.info.backend_pid,)
         name = "pin_session" if direct else "pin_plan"
@@ -99,7 +94,7 @@ class Psycopg:
         return session
 
     async def _can_notice_hang_up(self, connection: Connection) -> bool:
-        """Whether the server has the setting; it is tried for one statement only."""
+        """True if the server supports the setting; it is tried for one statement only."""
         try:
             await connection.execute(self._statements("notice_hang_up").sql.encode())
         except (psycopg.errors.UndefinedObject, psycopg.errors.InvalidParameterValue):
@@ -108,7 +103,7 @@ class Psycopg:
 
 
 class Session:
-    """A connection, and what goes around the statements of a transaction that are not all ``lasting``."""
+    """A connection, and the statements around a transaction unless all its statements are ``lasting``."""
 
     def __init__(
         self,
@@ -126,7 +121,7 @@ class Session:
         self._lasting = lasting
 
     async def drive(self, steps: Steps[T]) -> T:
-        """Drive the steps, which may go on without a lock that they did not get."""
+        """Drive the steps, which may continue after a lock timeout."""
         return await adrive(steps, self._answer)
 
     async def _answer(self, queries: list[Query]) -> list[Rows]:
@@ -145,7 +140,6 @@ class Session:
 
 
 async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
-    """The result of what is done on the connection, which is given up when it fails or takes too long."""
     loop = asyncio.get_running_loop()
     ending: list[asyncio.Task[None]] = []
     timer = loop.call_later(ANSWER_SECONDS, lambda: ending.append(loop.create_task(_end(connection))))
@@ -169,15 +163,14 @@ async def _answered(connection: Connection, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _cancel(connection: Connection) -> None:
-    """Else the server, once it has the locks, would still do what is under way: lease rows to nobody."""
-    # Older versions of libpq cancel in a thread, without a limit of their own.
+    """Cancel the statement: otherwise the server, once it has the locks, leases rows to nobody."""
+    # Older versions of libpq cancel in a thread without a time limit.
     with suppress(psycopg.Error, TimeoutError):
         async with asyncio.timeout(CANCEL_SECONDS):
             await connection.cancel_safe(timeout=CANCEL_SECONDS)
 
 
 async def _end(connection: Connection) -> None:
-    """Hang up, and before that let the server end what is under way: it might wait for a lock for long."""
     await _cancel(connection)
     with suppress(psycopg.Error):
         hang_up(connection.fileno())

@@ -1,7 +1,6 @@
-"""SQLite: one connection in a thread of its own, every operation one immediate transaction there.
+"""SQLite: one connection in its own thread, and one immediate transaction per operation.
 
-The whole transaction runs in that thread, so that the file is not locked while the event loop is elsewhere,
-and a caller that is cancelled leaves nothing half done.
+So a busy event loop does not hold the file's lock, and a cancelled caller leaves nothing half done.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from relaybox.database.steps import Row, Steps, drive
 T = TypeVar("T")
 
 PATIENCE = 30.0
-"""Seconds to wait for another writer."""
 
 
 class Sqlite3:
@@ -32,7 +30,7 @@ class Sqlite3:
         self._connection: sqlite3.Connection | None = None
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
-        """Drive the steps in one transaction that is the only writer from its beginning."""
+        """Drive the steps in one transaction that holds the write lock from the start."""
         loop = asyncio.get_running_loop()
         try:
             return await loop.run_in_executor(self._thread, self._attempt, begin, checked)
@@ -40,11 +38,11 @@ class Sqlite3:
             raise refusal(error) from error
 
     async def close(self) -> None:
-        """Give up the connection; the thread ends with the last reference to this."""
+        """Close the connection; the thread ends when this object is collected."""
         await asyncio.get_running_loop().run_in_executor(self._thread, self._disconnect)
 
     def _attempt(self, begin: Callable[[], Steps[T]], checked: bool) -> T:
-        """Once more where a row that somebody edited is in the way: the others need not wait for it."""
+        """Run the steps; retry with relaxed checks if a row edited by hand is in the way."""
         borne = 0
         try:
             while True:
@@ -59,7 +57,7 @@ class Sqlite3:
                 self._connect().execute("PRAGMA ignore_check_constraints = OFF")
 
     def _bears(self, error: sqlite3.Error) -> bool:
-        """Whether the connection bears from now on what was wrong with a row."""
+        """Make the connection tolerate the row's defect; return whether it can."""
         if "CHECK constraint" in str(error):
             self._connect().execute("PRAGMA ignore_check_constraints = ON")
             return True
@@ -97,11 +95,7 @@ class Sqlite3:
 
 
 def _switch_to_wal(connection: sqlite3.Connection) -> None:
-    """Write to a log from now on, so that readers do not hold up the writer.
-
-    Of several connections that switch a new file at once, SQLite refuses all but one without waiting
-    (none of them could go on while the others read), so this tries again.
-    """
+    """Switch to WAL mode; retry, because SQLite refuses all but one of concurrent switches at once."""
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
@@ -114,7 +108,7 @@ def _switch_to_wal(connection: sqlite3.Connection) -> None:
 
 
 def _text(data: bytes) -> str | bytes:
-    """A text; what is none is told from one by its type."""
+    """Return ``str``, or ``bytes`` if the value is not valid UTF-8."""
     try:
         return data.decode()
     except UnicodeDecodeError:

@@ -1,12 +1,11 @@
-"""The statements with which PostgreSQL claims: for whatever is due, and for chosen rows.
+"""PostgreSQL's statements that claim due rows, or chosen ones.
 
-They are one statement each. Rows are addressed by ctid: a row that changed since the statement's snapshot no
-longer has the ctid that was seen, so what is locked is exactly what was judged.
+They address rows by ctid. A row that changed since the snapshot has another ctid, so a claim locks exactly
+the rows that it judged.
 
-A claim ends where payloads and headers come to more than :bytes. To tell the size of a value that is stored
-compressed, PostgreSQL has to decompress it: an array holds its elements as they are. The size as it is stored
-costs nothing to tell and is never larger. So of what takes much room only rows that may fit by that one are
-decompressed, and no payload goes through the sums.
+A claim stops when payloads and headers exceed :bytes. Their size needs decompression (an array holds its
+elements uncompressed); the stored size is free to read and never larger. So only large rows that may fit by
+their stored size are decompressed, and no payload goes through the sums.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ _STORED = "COALESCE(pg_column_size(payload), octet_length(payload_data)) + pg_co
 _SIZE = "pg_column_size(ARRAY[payload, headers]) + COALESCE(octet_length(payload_data), 0)"
 _WEIGHED = {
     "weighed": f"{_STORED} AS stored, CASE WHEN {_STORED} <= 8192 THEN {_SIZE} END AS light",
-    # An int, whose sum is a bigint: that of bigints is a numeric, which takes longer. What does not fit by
-    # its stored size counts as the largest int.
+    # An int, because a sum of ints is a bigint; a sum of bigints is a numeric, which is slower. A row that
+    # does not fit by its stored size counts as the largest int.
     "size": "CASE WHEN light IS NOT NULL THEN light WHEN sum(stored) OVER line <= :bytes "  # noqa: S608
     "THEN (SELECT " + _SIZE + " FROM {event} WHERE ctid = tid) ELSE 2147483647 END AS size",
 }
@@ -30,8 +29,8 @@ _DUE = _WEIGHED | {
     "own_head": "",
     "free": "{free}",
 }
-# Not in the words of the index of what is pending, through which the planner might go instead of the ids.
-# A window of all that was chosen: keys that have to wait must not fill it for the others.
+# Worded differently from the index of pending rows, or the planner may use it instead of the ids. The window
+# holds all chosen rows: keys that must wait must not fill it.
 _CHOSEN = _WEIGHED | {
     "chosen": """chosen AS MATERIALIZED (
     SELECT CAST(value AS uuid) AS id FROM json_array_elements_text(CAST(:only AS json))
@@ -45,8 +44,7 @@ _CHOSEN = _WEIGHED | {
     "free": "({free} AND id IN (SELECT id FROM chosen))",
 }
 
-# What most claims are: where suspects are left out, nothing is to be told apart. ``since``, because until the
-# table is vacuumed, what was delivered still stands at the beginning of the index.
+# Most claims: nothing to separate. ``since`` skips delivered rows that await a vacuum in the index.
 _DUE_UNSUSPECTED = """
     SELECT ctid AS tid, %(weighed)s FROM {event}
     WHERE destination = :destination AND status = 'pending' AND next_attempt_at <= (SELECT {now})
@@ -57,8 +55,7 @@ _DUE_UNSUSPECTED = """
     FOR UPDATE OF {event_alias} SKIP LOCKED"""
 _UNSUSPECTED = _WEIGHED | {"due": _DUE_UNSUSPECTED % _WEIGHED}
 
-# All rows, or none if they are too large together. Without a plan for sums one by one, which are rarely
-# needed, a claim of one row takes a fifth less.
+# All rows, or none if too large together. Without running sums, a claim of one row takes a fifth less.
 _CLAIM_LIGHT = """
 UPDATE {event} SET {lease}
 WHERE ctid = ANY (CAST((
@@ -66,9 +63,8 @@ WHERE ctid = ANY (CAST((
     FROM (%(due)s) AS due) AS tid[]))
 RETURNING {own_columns}"""
 
-# Mostly one sum shows that all rows fit. Otherwise they are summed up one by one, in the order in which they
-# come, which costs no sort: any of them may be left out. The first is claimed however large it is: its total
-# is its own size.
+# Usually one sum shows that all rows fit; else running sums follow, unsorted, as any row may be left out. The
+# first row always fits: its total is its own size.
 _CLAIM_UNSUSPECTED = """
 WITH due AS (%(due)s
 ), sized AS (

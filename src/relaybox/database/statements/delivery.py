@@ -1,8 +1,7 @@
-"""Every statement on the delivery path, as text to be reviewed, and how its parameters are bound.
+"""Every SQL statement of the delivery path, and how its parameters are bound.
 
-``{word}`` stands for a table's quoted name or for a piece of SQL (``WORDS`` here, ``dialects.py`` for what
-differs); all are fixed when a store is made. ``:name`` is a parameter, always sent apart from the text;
-``IN (:ids)`` takes a list. Lists of records travel as one JSON document.
+``{word}`` is a table's quoted name or a piece of SQL, from ``WORDS`` or ``dialects.py``. ``:name`` is a
+parameter; ``IN (:ids)`` takes a list. Lists of records travel as one JSON document.
 """
 
 from __future__ import annotations
@@ -35,14 +34,14 @@ INSERTED = (
     "max_attempts",
     "next_attempt_at",
 )
-"""The columns that ``emit`` writes, in the order of a row's values; the database fills in the rest."""
+"""The columns that ``emit`` writes, in the order of a row's values."""
 
 WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
     "first_due": "COALESCE(:next_attempt_at, {now})",
-    # What is sent must outlive a crash of the server. So a transaction that emits waits for the disk, also
-    # where the application's others do not. The first of its rows sees to that.
+    # Makes an emitting transaction wait for the disk, even if the application's others do not: a sent event
+    # must survive a server crash.
     "awaited": """CASE WHEN current_setting('synchronous_commit') = 'off'
     THEN set_config('synchronous_commit', 'local', true) END""",
     "columns": "{own_columns}, destination, lease_token, lease_owner",
@@ -51,30 +50,30 @@ WORDS = {
         "headers, ordering_key, position, idempotency_key, attempts, max_attempts, crashes, created_at"
     ),
     "open": "status IN ('pending', 'failed') AND (status = 'pending' OR :block) AND ordering_key IS NOT NULL",
-    # Two leases that ran out unsettled make their row a suspect, and it stays one until it is settled. The
-    # column holds 1000 more while the death of its relay would count (see ``hold_alone``).
+    # Two leases that expired unsettled make a row a suspect until it is settled. ``crashes`` is 1000 higher
+    # while a death of the relay would count (see ``hold_alone``).
     "suspect": "(crashes > 1 OR crashes = 1 AND lease_token IS NOT NULL)",
     "deaths": """CASE WHEN crashes < 1000 THEN crashes WHEN crashes < 2000 THEN crashes - 1000
         ELSE 998 END""",
-    # Of a suspect, how often a relay died that held it; of any other row 0.
+    # For a suspect, how many relays died while they held it; for any other row 0.
     "suspicion": """CASE WHEN {suspect} THEN {deaths} + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END
         ELSE 0 END""",
-    # As ``ordering.together`` has it.
+    # The same rule as ``ordering.together``.
     "together": """suspicion = first
         AND rank <= least(:limit, CASE first WHEN 0 THEN :limit ELSE 64 >> least(first, 6) END)""",
     "wanted": "(:suspects OR NOT {suspect})",
-    # Nobody waits for a claim to be on disk: a server that crashes before it is forgets a lease, and what
-    # was in flight is claimed once more. What is claimed is on disk, because its emitter waited.
+    # A claim need not wait for the disk: a server crash only loses the lease, and the rows are claimed again.
+    # The rows themselves are on disk, because their emitter waited.
     "unhurried": "(SELECT set_config('synchronous_commit', 'off', true)) = 'off'",
     "unleased": "(leased_until IS NULL OR leased_until <= {now})",
     "free": """(status = 'pending' AND (next_attempt_at IS NULL OR next_attempt_at <= {now}) AND {unleased}
         AND {wanted})""",
     "paused": "(paused_at IS NOT NULL AND (paused_until IS NULL OR paused_until > {now}))",
-    # A probe passes a circuit, not a pause.
+    # A probe passes a circuit, but not a pause.
     "stopped": "({paused} OR (circuit <> 'closed' AND NOT :probe))",
     "held": "EXISTS (SELECT 1 FROM {destination} WHERE name = :destination AND {stopped})",
-    # A claim that dies gives its attempts back, unless it was held alone.
-    # The numbers end where the columns do: one row that was edited by hand must not fail a whole claim.
+    # A claim that dies gives its attempts back, unless it was held alone. The numbers are capped to fit their
+    # columns: one row edited by hand must not fail a whole claim.
     "lease": """attempts = {least}(attempts, 2147483646)
         + CASE WHEN lease_token IS NOT NULL AND crashes < 1000 THEN 0 ELSE 1 END,
     crashes = {least}({deaths}, 998) + CASE WHEN lease_token IS NULL THEN 0 ELSE 1 END,
@@ -107,7 +106,7 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "heads_of_keys": """SELECT (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}
         ORDER BY position LIMIT 1) AS id FROM {keys}""",
-    # The first of each key but for the rows that are being settled: one that may be made due.
+    # The first row of each key that is not being settled.
     "next_of_keys": """SELECT k.ordering_key, (SELECT id FROM {event}
         WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open}""",
     "first_of_key": "ORDER BY position LIMIT 1) AS id FROM {keys}",
@@ -117,7 +116,6 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
     "held_by": "unnest(CAST(:ids AS uuid[]), CAST(:tokens AS uuid[])) AS s(id, token)",
     "listed_held": "e.id = ANY (CAST(:ids AS uuid[])) AND e.id = s.id AND e.lease_token = s.token",
     "of_lease": "e.id = ANY (CAST(:ids AS uuid[])) AND e.lease_token = :token",
-    # Most often all are, and need not be told one by one.
     "unless_all": "count(*), CASE WHEN count(*) < :count THEN string_agg(CAST(id AS text), ',') END",
     "waiting": "status NOT IN ('delivered', 'failed', 'discarded') AND next_attempt_at IS NULL",
 }
@@ -127,7 +125,7 @@ ANY_DATABASE = {
     "insert": "INSERT INTO {event} ({inserted}) VALUES",
     "first_row": "({inserted_values}, {first_due})",
     "inserted_row": "({inserted_values}, {first_due})",
-    # A duplicate writes nothing and is no error; a concurrent one waits for the first to end.
+    # A duplicate writes nothing and is not an error; a concurrent one waits for the first to end.
     "remember_key": """
 INSERT INTO {idempotency} (event_type, idempotency_key, event_id) VALUES (:event_type, :key, :event_id)
 {or_nothing_but_the_key}""",
@@ -140,7 +138,7 @@ FROM {destination} WHERE name = :destination""",
     "hold_alone": """
 UPDATE {event} {by_id} SET crashes = {deaths} + CASE WHEN :alone THEN 1000 ELSE 0 END
 WHERE id = :id AND lease_token = :token""",
-    # Goes ahead of the settle, which takes the tokens away: a lost lease leaves no record either.
+    # Runs before the settle, which clears the tokens: a lost lease leaves no record either.
     "record_attempts": """
 INSERT INTO {attempt} (delivery_id, attempt, relay, error_message)
 SELECT s.id, s.attempt, s.relay, s.error FROM {items}
@@ -148,16 +146,15 @@ WHERE s.error IS NOT NULL AND s.token = (SELECT e.lease_token FROM {event} e WHE
 {or_replace_attempt}""",
 }
 
-# MySQL and SQLite claim in steps, one statement each, in one short transaction.
 STEPWISE = ANY_DATABASE | {
     "lock_destination": "SELECT name FROM {destination} WHERE name = :destination {lock}",
-    # Sizes only of what is locked: to tell them may take reading the payloads.
+    # Sizes only of locked rows: a size may require reading the payload.
     "due": "SELECT {window} {due_rows}",
     "due_locked": "SELECT {window}, {size} {due_rows} {skip_locked}",
     "due_of_chosen": """
 SELECT {window} FROM {chosen} {join} {event} {by_id} ON id = chosen_id WHERE {in_line}""",
     "heads": "{heads_of_keys}",
-    # Of one key; the limit is its own, so that a long key costs no more than a short one.
+    # One key with its own limit, so that a long key costs no more than a short one.
     "run": """
 SELECT * FROM (SELECT {candidate} FROM {event}
     WHERE {head} = :destination AND ordering_key = :key AND position >= :start AND {open}
@@ -186,7 +183,7 @@ RETURNING id""",
     "make_heads_due": "UPDATE {event} SET {make_due} WHERE id IN ({heads_of_keys}) AND {parked}",
 }
 
-# MySQL's UPDATE returns nothing: the rows that are still ours are locked and read first.
+# MySQL's UPDATE returns nothing: lock and read the rows that are still ours first.
 MYSQL = STEPWISE | {
     "lock_rows": "SELECT id FROM {event} {by_id} WHERE id IN (:ids) ORDER BY id {lock}",
     "rows_there": "SELECT id FROM {event} {by_id} WHERE id IN (:ids)",
@@ -201,8 +198,8 @@ DELETE a FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}
 STRAIGHT_JOIN {attempt} a {by_id} ON a.delivery_id = e.id""",
     "delete": "DELETE e FROM {items} STRAIGHT_JOIN {event} e {by_id} ON {mine}",
     "extend": "UPDATE {event} {by_id} SET leased_until = {later} WHERE id IN (:ids)",
-    # What an UPDATE of two tables reads it locks: the heads are read ahead of it (see steps.py). Those that
-    # are not parked are not waited for, whoever has locked them.
+    # An UPDATE of two tables locks what it reads, so the heads are read first (see steps.py). Then it does
+    # not wait for locked heads that are not parked.
     "parked_heads": """
 SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
@@ -212,14 +209,13 @@ WHERE e.status = 'pending' AND e.next_attempt_at IS NULL""",
 LOCK_SECONDS = 2
 """How long a statement waits for a lock."""
 STATEMENT_SECONDS = 55
-"""How long a statement may take: less than a store waits for an answer."""
+"""How long a statement may run: less than a store waits for an answer."""
 
-# Neither a table without statistics nor a plan kept from the time when the table was small leads to a scan
-# of the whole table, to a sort of all that is due, or to comparing each row of a batch with each. What is
-# switched off counts as so dear that, but for the setting of jit, PostgreSQL would compile the plan, which
-# takes longer than to run it. The others bound what a session may wait for: a lock that a stranger holds, a
-# statement (the client hangs up a little later, and a server that still waited would keep the connection),
-# and the rest of a transaction whose process was stopped in the midst of it.
+# Without statistics, or with a plan made for a small table, PostgreSQL may scan the table or sort all due
+# rows. It may also compare all rows of a batch with each other. The first settings prevent that. Their high
+# costs would trigger jit, which takes longer than the statement. The timeouts bound waits for a lock, a
+# statement and a stopped process. A statement must end before the client hangs up, or the server keeps the
+# connection.
 _PINNED = {
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
@@ -229,13 +225,12 @@ _PINNED = {
     "statement_timeout": f"{STATEMENT_SECONDS}s",
     "idle_in_transaction_session_timeout": "5s",
 }
-# With all that is pinned the plan is the same for any parameters, and takes longer to make than to run.
+# With these settings all parameters get the same plan, and planning takes longer than running.
 _OF_A_SESSION = {
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "read committed",
 }
-# A server that is waiting for a lock looks whether its client is still there. It has the setting since
-# PostgreSQL 14, and not on every system.
+# Lets a server in a lock wait notice that its client is gone; PostgreSQL 14, not on every system.
 _NOTICE_HANG_UP = {"client_connection_check_interval": "5s"}
 
 
@@ -244,7 +239,6 @@ def _settings(settings: Mapping[str, str], local: str) -> str:
     return f"SELECT {', '.join(calls)}"
 
 
-# What most settles are, without the detour through JSON.
 _DELIVER = """
 WITH done AS (
     UPDATE {event} AS e SET status = 'delivered', next_attempt_at = NULL, delivered_at = {now},
@@ -264,7 +258,7 @@ POSTGRESQL = (
     ANY_DATABASE
     | POSTGRESQL_CLAIMS
     | {
-        # For one transaction, sent ahead in it; and for a session that nobody else has.
+        # pin_plan holds for its transaction, pin_session for a session that is only ours.
         "pin_plan": _settings(_PINNED, "true"),
         "pin_session": _settings(_PINNED | _OF_A_SESSION, "false"),
         "pin_plan_and_notice_hang_up": _settings(_PINNED | _NOTICE_HANG_UP, "true"),
@@ -273,19 +267,18 @@ POSTGRESQL = (
         "first_row": "({inserted_values}, CASE WHEN {awaited} = '' THEN NULL ELSE {first_due} END)",
         "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
-        # What is not of the delivery path is planned for its own parameters.
+        # Statements off the delivery path are planned for their own parameters.
         "unpin_plan": "SELECT set_config('plan_cache_mode', 'auto', true)",
-        # The claim behind it in the same transaction goes ahead only if the lock was had: the row may be
-        # missing here and be there an instant later.
+        # The next claim proceeds only if this took the lock: a missing row may appear right after it.
         "lock_destination": """
 SELECT set_config('relaybox.locked', name, true)
 FROM (SELECT name FROM {destination} WHERE name = :destination FOR UPDATE) AS locked""",
-        # Held to the end of the transaction. Claims never take it, so they do not wait for outcomes. A claim
-        # that puts a row behind another holds that one's row: its settle waits, and then sees what was done.
+        # Held until the transaction ends. Claims never take it, so they do not wait for outcomes. A claim
+        # that parks a row locks the head's row: the head's settle waits, and then sees the parked row.
         "lock_settles": """
 SELECT pg_advisory_xact_lock(hashtextextended(:destination, CAST(CAST('{event}' AS regclass) AS bigint)))""",
-        # Only a pending row has a token. To say so, or to say what is parked in the words of an index, would
-        # let the planner go through all that is pending instead of the ids.
+        # Only pending rows have a token. Adding that condition, or an index's own words for parked, would let
+        # the planner scan all pending rows instead of the ids.
         "settle": """
 WITH s AS MATERIALIZED (SELECT * FROM {items})
 UPDATE {event} AS e SET {settlement} FROM s WHERE {listed} RETURNING e.id""",
@@ -299,8 +292,7 @@ SELECT id FROM {event} WHERE id = ANY (CAST(:ids AS uuid[])) ORDER BY id FOR UPD
         "next_of_keys": "{next_of_keys} AND id <> ALL (CAST(:ids AS uuid[])) {first_of_key}",
         "delete": _DELETE % "USING {held_by} WHERE {listed_held}",
         "delete_lease": _DELETE % "WHERE {of_lease}",
-        # Locks all rows of the settle behind it, in the order in which that goes through them, so that none
-        # is taken over in between.
+        # Locks all rows of the next settle, in its order, so that none is taken over in between.
         "copy_failed": """
 WITH s AS MATERIALIZED (SELECT * FROM {items}), failed AS MATERIALIZED (
     SELECT s.copy, s.error, e.* FROM s, {event} AS e WHERE {listed} ORDER BY e.id FOR UPDATE OF e
@@ -315,7 +307,7 @@ WITH s AS MATERIALIZED (SELECT * FROM {items}), held AS MATERIALIZED (
     UPDATE {event} SET leased_until = {later} WHERE id = ANY (ARRAY(SELECT id FROM free))
 )
 SELECT id, id IN (SELECT id FROM free) FROM held""",
-        # Whether any of them can be claimed now: one that nobody had put behind another is due already.
+        # Returns whether any head can be claimed now: one that was never parked is already due.
         "make_heads_due": """
 WITH heads AS MATERIALIZED (
     SELECT id, {waiting} AS waits, status = 'pending' AND next_attempt_at <= {now} AND {unleased} AS due
@@ -334,7 +326,7 @@ TEMPLATES = {"postgresql": POSTGRESQL, "mysql": MYSQL, "mariadb": MYSQL, "sqlite
 
 
 class Texts(NamedTuple):
-    """Statements by their names, and the words that only these use."""
+    """Statements by name, and the words that only they use."""
 
     statements: Mapping[str, str]
     words: Mapping[str, str] = {}
@@ -348,7 +340,7 @@ class Query(NamedTuple):
 
 
 class Statements:
-    """The statements of one outbox on one database, for a driver of one parameter style."""
+    """The statements of one outbox on one database, for one parameter style."""
 
     def __init__(
         self,
@@ -366,11 +358,11 @@ class Statements:
         self._sql = {name: _expand(sql, words).strip() for name, sql in texts.statements.items()}
 
     def others(self, texts: Texts) -> Statements:
-        """Statements of other texts, for the same tables, database and driver."""
+        """Return other statements for the same tables, database and driver."""
         return Statements(self.tables, self.dialect, self.style, texts)
 
     def __call__(self, name: str, **params: Any) -> Query:
-        """The named statement with these parameters."""
+        """Return the named statement with these parameters."""
         sizes = tuple((key, len(value)) for key, value in params.items() if type(value) is list)
         sql, order = compile_parameters(self._sql[name], self.style, sizes)
         values: list[Any] = []
@@ -380,21 +372,18 @@ class Statements:
         return Query(sql, tuple(values))
 
     def texts(self) -> Iterator[str]:
-        """Those of the statements that have no list among their parameters."""
+        """Yield the statements, compiled as if no parameter is a list."""
         for sql in self._sql.values():
             yield compile_parameters(sql, self.style, ())[0]
 
     def union(self, name: str, records: Sequence[dict[str, Any]]) -> Query:
-        """The named SELECT once for each of the records, as one statement."""
+        """Combine the named SELECT, once per record, into one statement."""
         queries = [self(name, **record) for record in records]
         sql = " UNION ALL ".join(query.sql for query in queries)
         return Query(sql, tuple(value for query in queries for value in query.params))
 
     def insert(self, rows: Sequence[tuple[Any, ...]], *, final: bool = False) -> Query:
-        """One INSERT of these rows, whose values are in the order of ``INSERTED``.
-
-        ``final``: as delivered, because no relay does it.
-        """
+        """Return one INSERT of rows in the order of ``INSERTED``; ``final`` rows count as delivered."""
         insert, first, other = ("insert", "first_row", "inserted_row")
         if final:
             insert, first, other = ("insert_final", "final_row", "final_row")
@@ -428,9 +417,9 @@ def _expand(sql: str, words: dict[str, str]) -> str:
 def compile_parameters(
     sql: str, style: ParamStyle, sizes: tuple[tuple[str, int], ...]
 ) -> tuple[str, tuple[str, ...]]:
-    """The text with the driver's placeholders, and the order in which the named values go into them."""
+    """Return the text with the driver's placeholders, and the order of the named values."""
     if style == "format":
-        # A driver of this style takes every percent sign for the beginning of a placeholder.
+        # Drivers of this style treat every percent sign as a placeholder.
         sql = sql.replace("%", "%%")
     lengths = dict(sizes)
     order: list[str] = []

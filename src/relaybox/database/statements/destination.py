@@ -1,4 +1,4 @@
-"""Changes of a destination's row: its pause, its circuit, and the line of its rate limit."""
+"""Statements that change a destination's row: its pause, circuit and rate limit."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ WHERE name = :destination AND circuit = 'half_open' {answer}""",
 UPDATE {destination}
 SET paused_at = {now}, paused_until = NULL, paused_by = :by, pause_reason = :reason, updated_at = {now}
 WHERE name = :destination AND NOT {paused} {answer}""",
-    # Where an UPDATE has no answer, this one follows it.
     "changed": "SELECT ROW_COUNT()",
 }
 
@@ -30,7 +29,7 @@ STEPWISE = ANY_DATABASE | {
 }
 
 POSTGRESQL = ANY_DATABASE | {
-    # The clock is read when the row is locked: the time a call waited for that is not handed out.
+    # Reads the clock once the row is locked, so that time spent waiting is not handed out.
     "reserve": """
 INSERT INTO {destination} AS d (name, rate_at) VALUES (:destination, {later})
 ON CONFLICT (name) DO UPDATE SET rate_at = greatest(d.rate_at, {now}) + :seconds * interval '1 second'

@@ -1,4 +1,4 @@
-"""What was recorded and what was committed, side by side in a temporary SQLite database."""
+"""Statements that compare recorded with committed events in a temporary SQLite database."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CREATE TABLE committed (
 DIGESTS = """
 SELECT place, digest FROM recorded WHERE event = ? AND digest IS NOT NULL ORDER BY place"""
 
-# With min(), SQLite takes the other columns from the row that has it: that of the event, before its replays.
+# With min(), SQLite takes the other columns from that row: the event itself, before its replays.
 FATES = """
 SELECT event, ordering_key, min(position) AS position, status, max(sent), created, count(*),
     (SELECT min(place) FROM recorded WHERE recorded.event = committed.event),

@@ -1,4 +1,4 @@
-"""Every statement of an inbox, as text to be reviewed; the words are those of ``delivery.py``."""
+"""Every SQL statement of an inbox; the words are those of ``delivery.py``."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from relaybox.database.statements.delivery import Texts
 
 ANY_DATABASE = {
     "forget": "DELETE FROM {inbox} WHERE consumer = :consumer AND message_id IN (:ids)",
-    # Those that a consumer's transaction has locked, because it has just met one again, can wait.
+    # Skip rows that a consumer has locked because it just received the message again.
     "old": """
 SELECT consumer, message_id FROM {inbox} WHERE processed_at < {before}
 ORDER BY processed_at LIMIT :limit {unless_locked}""",
 }
 
-# It answers with a row only where it was the first. A concurrent one waits for the other's end.
+# Returns a row only if the message is new. A concurrent INSERT waits until the first one ends.
 NOT_MYSQL = ANY_DATABASE | {
     "mark": """
 INSERT INTO {inbox} (consumer, message_id) VALUES (:consumer, :message_id)
 ON CONFLICT DO NOTHING RETURNING 1""",
 }
 
-# How many rows were affected says nothing: with the flag that SQLAlchemy and Django set it is one either way.
-# So the update of a row that was there leaves a number behind, which no other statement has left.
+# The affected-row count does not help: it is one either way with the flag that SQLAlchemy and Django set. So
+# updating an existing row leaves a number that no other statement leaves.
 MYSQL = ANY_DATABASE | {
     "mark": """
 INSERT INTO {inbox} (consumer, message_id) VALUES (:consumer, :message_id)
@@ -35,7 +35,6 @@ _LOCKING = {"before": "{later}", "unless_locked": "FOR UPDATE SKIP LOCKED"}
 def texts(dialect: str) -> Texts:
     """Return the statements for a database."""
     if dialect == "postgresql":
-        # A clock that is read in a subquery can bound an index.
         return Texts(NOT_MYSQL, _LOCKING | {"before": "(SELECT {later})"})
     if dialect == "sqlite":
         return Texts(NOT_MYSQL, _LOCKING | {"unless_locked": ""})

@@ -1,7 +1,4 @@
-"""The statements of what is on record besides the rows, as text to be reviewed.
-
-They are those of the journal, of samples and of backfills. Each reads a bounded part of an index.
-"""
+"""SQL statements of the journal, of samples and of backfills; each reads a bounded part of an index."""
 
 from __future__ import annotations
 
@@ -11,9 +8,8 @@ from relaybox.database.statements.delivery import Texts
 from relaybox.database.statements.upkeep import FENCE, LED
 
 WORDS = {
-    # Which step it is, is told of each minute once, and not of each of its buckets.
+    # Computes the step once per minute, not once per bucket.
     "minutes": "(SELECT {step} AS step, lag FROM {stats} WHERE {lately} {apart}) AS s",
-    # A clock that is read in a subquery can bound an index.
     "lately": "minute >= (SELECT {later}) AND (:anywhere OR destination = :destination)",
     "operation_columns": """id, action, actor, details, state, total, capped, done, skipped, started_at,
     updated_at, finished_at, error, {now}""",
@@ -27,7 +23,7 @@ SELECT {step}, sum(delivered), sum(retried), sum(failed) FROM {stats} WHERE {lat
     "levels": """
 SELECT {step}, max(pending), max(oldest_seconds), max(position), max(minute) FROM {sample}
 WHERE minute >= (SELECT {later}) AND destination = :destination GROUP BY 1""",
-    # Due since it was last touched, if that was later: a retry gives a row its old place in the line.
+    # Due since the row was last changed, if that is later: a retry keeps a row's old place in the line.
     "flow": """
 SELECT EXISTS (SELECT 1 FROM {event} WHERE {pending_of}),
     (SELECT min(CASE WHEN updated_at > next_attempt_at THEN updated_at ELSE next_attempt_at END) FROM (
@@ -101,7 +97,7 @@ _SQLITE = _NOT_MYSQL | {
     "id_text": "id",
     "details": ":details",
 }
-# The columns that stand for partial indexes say the status too.
+# The columns that replace partial indexes imply the status.
 _MYSQL = {
     "pending_of": "due_destination = :destination",
     "pending_name": "due_destination",
@@ -110,7 +106,7 @@ _MYSQL = {
     "failed_of": "failed_destination = :destination",
     "failed_name": "failed_destination",
     "any_failed": "failed_destination IS NOT NULL",
-    # Bytes: texts that differ in their case only are two.
+    # As bytes, so that errors that differ only in case stay apart.
     "error": f"CAST(SUBSTR(error_message, 1, {LOOKED_AT}) AS BINARY)",
     "by_failed": "",
     "returning": "",
@@ -157,7 +153,7 @@ SAMPLES = {
 SELECT {pending_name} FROM {event} WHERE {any_pending} AND {pending_name} > :after
 ORDER BY {pending_name} LIMIT 1""",
     "next_failed": ANY_DATABASE["next_failed"],
-    # The oldest is looked for among the first of those that are due or scheduled, and of those parked.
+    # Looks for the oldest among the first 1000 due or scheduled rows, and the first 1000 parked ones.
     "measure": """
 SELECT (SELECT count(*) FROM (SELECT 1 AS one FROM {event} {by_due}
         WHERE {pending_of} ORDER BY next_attempt_at, position LIMIT :cap) AS p),
@@ -179,7 +175,7 @@ ON CONFLICT (minute, destination) DO UPDATE SET pending = excluded.pending, fail
     oldest_seconds = excluded.oldest_seconds, position = excluded.position""",
 }
 _SAMPLES_POSTGRESQL = _KEEP_SAMPLE | {
-    # Where the sequence may not be read, what the newest rows say.
+    # If the role may not read the sequence, use the newest rows.
     "position": """
 SELECT COALESCE(
     (SELECT CASE WHEN has_sequence_privilege(s.id, 'SELECT,USAGE') THEN pg_sequence_last_value(s.id) END
@@ -219,24 +215,24 @@ ON DUPLICATE KEY UPDATE pending = VALUES(pending), failed = VALUES(failed),
 
 
 def texts(dialect: str) -> Texts:
-    """Return the statements for a database."""
+    """Return the journal's statements for a database."""
     return Texts(ANY_DATABASE, words(dialect))
 
 
 def backfill_texts(dialect: str) -> Texts:
-    """Return the statements of backfills, each of which is kept as an operation."""
+    """Return the statements of backfills, which are stored as operations."""
     return Texts(BACKFILLS, words(dialect))
 
 
 def sample_texts(dialect: str, tables: Tables) -> Texts:
-    """Return the statements of samples."""
+    """Return the statements of samples for a database."""
     counter = tables.event.name.removesuffix("outbox_event") + "outbox_position"
     own = {"postgresql": _SAMPLES_POSTGRESQL, "sqlite": _SAMPLES_SQLITE}.get(dialect, _SAMPLES_MYSQL)
     return Texts(SAMPLES | own, words(dialect) | {"led": LED, "counter": f'"{counter}"'})
 
 
 def words(dialect: str) -> dict[str, str]:
-    """Return the words of a database."""
+    """Return the words of the journal for a database."""
     if dialect in MYSQL:
         return WORDS | _MYSQL
     return WORDS | (_POSTGRESQL if dialect == "postgresql" else _SQLITE)

@@ -1,8 +1,7 @@
-"""The questions of operators and what they change, as text to be reviewed.
+"""SQL statements of operators' queries and changes.
 
-A change looks at rows under their locks, and writes the audit row with them. PostgreSQL does each in one
-statement. Elsewhere ``…_lock`` finds and locks the rows, ``…_write`` changes what was found, and ``audit``
-records it, in one transaction.
+A change checks rows under their locks and writes the audit row in the same transaction. PostgreSQL needs one
+statement; elsewhere it is ``…_lock``, ``…_write`` and ``audit``.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ DELETE FROM {attempt} WHERE delivery_id = (SELECT id FROM {event} WHERE id = :id
     "head": """
 SELECT {entry}, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
 ORDER BY position LIMIT 1""",
-    # The status in words that are no index's.
+    # Words the status unlike any partial index, so that the planner keeps the index of keys.
     "first_of_key": """
 SELECT {entry}, {now} FROM {event} WHERE {head} = :destination AND ordering_key = :key AND {open}
     AND (status = 'failed') = :failed AND {unleased}
@@ -43,14 +42,14 @@ ORDER BY position LIMIT :limit""",
 WORDS = {
     "settled_lease": "leased_until = NULL, lease_token = NULL, lease_owner = NULL, updated_at = {now}",
     "backs_off": "(next_attempt_at > {now} AND last_attempt_at IS NOT NULL)",
-    # Said without naming what is open: an index that holds all of it would look like the shorter way.
+    # Does not name the open statuses: their index would look like the shorter way to the planner.
     "open_and_free": "status NOT IN ('delivered', 'discarded') AND {unleased}",
-    # What failed anew has another error. A CASE is no reason to take another index than that of the ids.
+    # A row that failed again has another error. The CASE keeps the planner on the index of ids.
     "as_seen": """CASE WHEN status IN (:statuses) AND destination IN (:destinations)
     THEN status <> 'failed' OR updated_at <= :seen END""",
     "retry_where": "status NOT IN ('delivered', 'discarded') AND {unleased} AND {as_seen} "
     "AND (next_attempt_at IS NULL AND status = 'failed' OR {backs_off})",
-    # MySQL reads what it has just set: ``status`` comes last.
+    # MySQL reads values that it has just set, so ``status`` comes last.
     "retry_set": """attempts = CASE WHEN status = 'failed' THEN 0 ELSE attempts END,
     crashes = CASE WHEN status = 'failed' THEN 0 ELSE crashes END,
     error_message = CASE WHEN status = 'failed' THEN NULL ELSE error_message END,
@@ -58,7 +57,7 @@ WORDS = {
     "discard_where": "{open_and_free} AND {as_seen}",
     "discard_set": "next_attempt_at = NULL, {settled_lease}, status = 'discarded'",
     "move_where": "destination = :from_ AND {open_and_free}",
-    # What was emitted for later stays so; what waited for its old destination does not wait here.
+    # A scheduled event stays scheduled; a row that waited for its old destination becomes due.
     "move_set": """destination = :to, ordering_key = CASE WHEN :ordered THEN ordering_key END,
     next_attempt_at = CASE WHEN status = 'failed' THEN NULL
         WHEN last_attempt_at IS NULL AND next_attempt_at IS NOT NULL THEN next_attempt_at
@@ -153,14 +152,14 @@ INSERT INTO {audit} (actor, action, details, affected) VALUES (:actor, :action, 
 
 
 def next_names(dialect: str) -> dict[str, str]:
-    """Return a statement for each index that begins with destinations, from one name to the next."""
+    """Return one statement per index that begins with destinations, to step from name to name."""
     statuses = () if dialect in MYSQL else ("pending", "failed", "delivered")
     conditions = [f"status = '{status}'" for status in statuses] or ["destination IS NOT NULL"]
     return {condition: NEXT_NAME.replace("{condition}", condition) for condition in conditions}
 
 
 def texts(dialect: str, columns: Iterable[str]) -> Texts:
-    """Return the statements for a database. ``columns`` are those of an entry."""
+    """Return the ledger's statements for a database; ``columns`` are those of an entry."""
     words = WORDS | {"entry": ", ".join(columns)}
     questions = QUESTIONS | next_names(dialect)
     if dialect == "postgresql":

@@ -1,9 +1,8 @@
-"""Questions about a server, its settings and its sessions, for the doctor."""
+"""Queries about a server, its settings and sessions, for the doctor."""
 
 from __future__ import annotations
 
 STATEMENT_SECONDS = 5
-"""The longest that the server works on one of these."""
 
 BOUNDS = f"""
 SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
@@ -11,7 +10,7 @@ SELECT set_config('statement_timeout', '{STATEMENT_SECONDS}s', true),
 
 
 def bounded_on_mariadb(sql: str) -> str:
-    """Limit the time of a statement, where it takes a limit."""
+    """Limit the run time of a SELECT."""
     if not sql.lstrip().startswith("SELECT"):
         return sql
     return f"SET STATEMENT max_statement_time = {STATEMENT_SECONDS} FOR {sql.strip()}"
@@ -54,7 +53,7 @@ WHERE lower(given) IN ('synchronous_commit=off', 'synchronous_commit=false', 'sy
   AND (s.setdatabase = 0 OR base.datname = current_database())
 ORDER BY 1, 2"""
 FLUSHES_MYSQL = "SELECT @@global.innodb_flush_log_at_trx_commit, @@global.sync_binlog, @@log_bin"
-# The state of other roles' sessions is null unless the role is a monitor.
+# Without the monitor role, the state of other roles' sessions is null.
 OLD_SESSIONS = """
 SELECT pid, usename, application_name, state, extract(epoch FROM clock_timestamp() - xact_start)
 FROM pg_stat_activity

@@ -1,4 +1,4 @@
-"""Questions about what a search destination has not got yet."""
+"""Queries about rows that a search destination has not received yet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from relaybox.database.statements.delivery import Texts
 from relaybox.database.statements.journal import words
 
 ANY_DATABASE = {
-    # By document, status and index, so that a document with many events is one line.
     "of_documents": """
 SELECT aggregate_id, status, {meant_for}, max({id_text}) FROM {event}
 WHERE aggregate_type = :aggregate_type AND aggregate_id IN (:ids) AND destination = :destination

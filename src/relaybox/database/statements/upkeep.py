@@ -1,15 +1,13 @@
-"""Every statement of upkeep, as text to be reviewed; the words are those of ``delivery.py``."""
+"""Every SQL statement of upkeep; the words are those of ``delivery.py``."""
 
 from __future__ import annotations
 
 from relaybox.database.statements.delivery import Texts
 
 PROMPT = 3_600.0
-"""Seconds by which idempotency keys are kept longer: what becomes final so soon after it was emitted need not
-be noted at its key when it is removed.
-"""
+"""Extra seconds to keep idempotency keys: a row final this soon after its emit needs no note at its key."""
 
-# What is led does nothing unless its term is still current. The row is locked ahead, in the same transaction.
+# The leader's statements need a current term. The fence locks its row, in the same transaction.
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
 FENCE = "SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}"
 
@@ -25,7 +23,6 @@ UPDATE {leader} SET term = term + CASE WHEN relay = :me AND leads_until > {now} 
     relay = :me, leads_until = {later}
 WHERE name = 'upkeep' AND (relay = :me OR leads_until <= {now})""",
     "leading": "SELECT term FROM {leader} WHERE name = 'upkeep' AND relay = :me AND leads_until > {now}",
-    # For those who look at the relays.
     "show_leader": """
 UPDATE {relay} SET term = (SELECT l.term FROM {leader} l WHERE l.name = 'upkeep'),
     leads_until = (SELECT l.leads_until FROM {leader} l WHERE l.name = 'upkeep')
@@ -36,7 +33,7 @@ WHERE name = :me AND name = (SELECT l.relay FROM {leader} l WHERE l.name = 'upke
     "fence": FENCE,
     "said": "SELECT destination, relay, setting, said_at FROM {setting} ORDER BY destination, relay",
     "known": "SELECT relay, destination FROM {setting}",
-    # A member keeps all that it said: a part of it would be taken for all that it has.
+    # Keep all settings of a member: a partial set would look complete.
     "unsay": """
 DELETE FROM {setting} WHERE destination = :destination AND relay = :relay AND said_at <= {later}
   AND NOT EXISTS (SELECT 1 FROM {relay} WHERE name = :relay)""",
@@ -57,7 +54,6 @@ WHERE (SELECT status = 'pending' AND next_attempt_at IS NULL AND {unleased} FROM
     WHERE {head} = :destination AND ordering_key = k.ordering_key AND {open} ORDER BY position LIMIT 1)""",
 }
 
-# What PostgreSQL and SQLite have in common.
 NOT_MYSQL = {
     "be_seen": """
 INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
@@ -71,12 +67,11 @@ ON CONFLICT (minute, destination, relay) DO UPDATE SET delivered = excluded.deli
     "say": """
 INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
 ON CONFLICT (destination, relay) DO UPDATE SET setting = excluded.setting, said_at = excluded.said_at""",
-    # They stand at one end of the index of what is due.
+    # Parked rows stand at one end of the index of due rows.
     "parked": """
 SELECT ordering_key FROM {event}
 WHERE destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY next_attempt_at, position LIMIT :limit""",
-    # From one key to the next, however many rows each of them has.
     "next_keys": """
 WITH RECURSIVE k (ordering_key, number) AS (
     SELECT (SELECT ordering_key FROM {event} WHERE {keyed} AND ordering_key >= :first
@@ -94,10 +89,10 @@ ORDER BY destination, delivered_at LIMIT 1""",
 UNROUTED = """
 SELECT id, next_attempt_at, position, event_type FROM {event} {by_due}
 WHERE {due} = '' AND status = 'pending' AND {unleased}"""
-# What was emitted for later stays so; where there is an order, it is that of the routing.
+# An unordered event stays scheduled; an ordered one becomes due now, in the order of routing.
 ROUTED = """{routed_event},
     CASE WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END, e.created_at"""
-# What no relay delivers is delivered from the start; such a destination needs PostgreSQL.
+# A row that no relay sends is inserted as delivered; such a destination needs PostgreSQL.
 ROUTED_OR_FINAL = """{routed_event},
     CASE WHEN s.final THEN NULL WHEN s.ordering_key IS NULL THEN e.next_attempt_at ELSE {now} END,
     e.created_at, CASE WHEN s.final THEN 'delivered' ELSE 'pending' END, CASE WHEN s.final THEN {now} END"""
@@ -105,8 +100,8 @@ ROUTED_EVENT = """s.copy, e.event_id, s.destination, e.aggregate_type, e.aggrega
     e.payload, e.payload_data, e.payload_encoding, e.headers, s.ordering_key, e.idempotency_key,
     s.max_attempts"""
 
-# When the last row of an event leaves, its idempotency key is all that is left to say how old that was. All
-# rows of an event lie together in the primary key: they have its first 16 digits.
+# After an event's last row is removed, only its idempotency key shows its age. The rows of an event share the
+# first 16 digits of their ids.
 REMOVED = "id, event_id, event_type, idempotency_key, created_at, updated_at"
 FINAL_AT = """(SELECT max(CASE WHEN e.status IN ('pending', 'failed') THEN {now} ELSE e.updated_at END)
     FROM {event} e {by_id}
@@ -119,9 +114,8 @@ REMOVE = """
       AND i.event_id = old.event_id AND i.created_at < old.updated_at)
 DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING delivered_at"""
 
-# PostgreSQL removes in one statement. A clock that is read in a subquery can bound an index. While a long
-# transaction elsewhere keeps what was removed from being cleaned away, :since saves each batch from going
-# through the ones before it.
+# PostgreSQL removes in one statement. A clock read in a subquery can bound an index. While a long transaction
+# delays vacuum, :since keeps each batch from scanning the rows removed before it.
 POSTGRESQL = (
     ANY_DATABASE
     | NOT_MYSQL
@@ -190,7 +184,6 @@ UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     }
 )
 
-# MySQL and SQLite find and lock the rows first, in one transaction with what is then done to them.
 STEPWISE = ANY_DATABASE | {
     "delivered": """
 SELECT {removed}, delivered_at FROM {event}
@@ -260,17 +253,17 @@ ON DUPLICATE KEY UPDATE setting = VALUES(setting), said_at = VALUES(said_at)""",
 SELECT ordering_key FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY position LIMIT :limit""",
-    # It cannot go from one key to the next.
+    # MySQL cannot step from key to key.
     "keys_of_next_rows": """
 SELECT DISTINCT ordering_key FROM (SELECT ordering_key FROM {event} {by_head}
     WHERE head_destination = :destination AND ordering_key >= :first
     ORDER BY ordering_key LIMIT :limit) t ORDER BY ordering_key""",
-    # It does not know by itself that what is null is in the order of position.
+    # MySQL does not know that null times are in the order of position.
     "unpark": """
 SELECT id FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
 ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
-    # By status too it would go through all that is pending.
+    # With the status it would scan all pending rows.
     "kept": "SELECT destination FROM {event} WHERE destination > :after ORDER BY destination LIMIT 1",
     "changed": "SELECT ROW_COUNT()",
     "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
@@ -282,7 +275,7 @@ DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency
     "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
 }
 
-# Said without naming what is pending: an index that holds all of it would look like the shorter way.
+# Does not name pending: its index would look like the shorter way to the planner.
 STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"
 WORDS = {
     "remove": REMOVE,
@@ -296,7 +289,7 @@ WORDS = {
     "routed_or_final": ROUTED_OR_FINAL,
     "routed_event": ROUTED_EVENT,
     "still_unrouted": STILL_UNROUTED,
-    # In the words of the index of heads, which is partial.
+    # In the words of the partial index of heads.
     "keyed": "{head} = :destination AND status IN ('pending', 'failed') AND ordering_key IS NOT NULL",
 }
 POSTGRESQL_WORDS = WORDS | {
@@ -322,7 +315,7 @@ MYSQL_WORDS = WORDS | {
     "first_of_event": "CONCAT(LEFT(i.event_id, 16), '0000000000000000')",
     "last_of_event": "CONCAT(LEFT(i.event_id, 16), 'ffffffffffffffff')",
     "lock_now": "FOR UPDATE NOWAIT",
-    # It reads no range of an index from a comparison of rows.
+    # MySQL derives no index range from a comparison of rows.
     "beyond": "(next_attempt_at > :since OR next_attempt_at = :since AND position > :position)",
     "listed_ids": "id IN (:ids)",
     "targets": """JSON_TABLE(:targets, '$[*]' COLUMNS (
@@ -333,7 +326,7 @@ MYSQL_WORDS = WORDS | {
     max_attempts INT PATH '$.max_attempts', line INT PATH '$.line')) s""",
 }
 
-# The mark of a Celery task that is queued, so that one is queued at a time.
+# The mark of a queued Celery task, so that only one is queued at a time.
 TASK_MARK = Texts(
     {
         "make": """
@@ -346,7 +339,7 @@ UPDATE {leader} SET term = term + 1, leads_until = {later} WHERE name = :mark AN
 
 
 def texts(dialect: str) -> Texts:
-    """Return the statements for a database."""
+    """Return the statements of upkeep for a database."""
     if dialect == "postgresql":
         return Texts(POSTGRESQL, POSTGRESQL_WORDS)
     return Texts(SQLITE, SQLITE_WORDS) if dialect == "sqlite" else Texts(MYSQL, MYSQL_WORDS)

@@ -1,4 +1,4 @@
-"""How rows are claimed, and how claims, settles and operators alike treat the keys of rows."""
+"""Claims rows, and handles ordering keys for claims, settles and operators."""
 
 from __future__ import annotations
 
@@ -20,26 +20,25 @@ from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, wit
 from relaybox.stores.store import Want
 
 Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
-"""The rows of a claim, how many others were parked, and the destination's own row if nothing was leased."""
+"""The rows of a claim, the number of parked rows, and the destination's row if nothing was leased."""
 
 UNION_LENGTH = 200
-"""SQLite takes no more than 500 SELECTs in one statement."""
-# Every database reads a UUID from its 32 digits; those that keep it as text keep these.
+"""SELECTs per statement; SQLite allows at most 500."""
+# Every database parses a UUID from 32 digits; text columns store exactly these.
 _json = msgspec.json.Encoder(uuid_format="hex")
 _position = itemgetter(POSITION)
 
 
 def lock_settles(sql: Statements, destination: str) -> Query:
-    """Lock what lets settles of a destination come one after the other.
+    """Return the lock that serializes the settles of a destination.
 
-    Two relays may settle rows of one key at the same moment, one of them late. Each would take the other's
-    row for the head, and neither would make the next one due.
+    Without it, two settles of one key each take the other's row for the head, and the next is never due.
     """
     return sql("lock_settles" if sql.dialect.one_statement else "lock_destination", destination=destination)
 
 
 def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
-    """Lock out the claims and the settles of these destinations, in the order in which everybody does."""
+    """Return the locks that exclude claims and settles of these destinations, in the order all code uses."""
     locks = [
         sql(name, destination=destination)
         for destination in sorted(destinations)
@@ -51,20 +50,20 @@ def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
 
 
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
-    """Where an UPDATE would wait for a head that is not committed yet, the heads are only found."""
+    """Make the heads due; only find them where an UPDATE would wait for an uncommitted head."""
     name = "make_heads_due" if sql.dialect.returning else "parked_heads"
     return sql(name, destination=destination, keys=_json.encode(list(keys)).decode(), block=block)
 
 
 def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]:
-    """What is left to do where heads were only found."""
+    """Make the heads due that ``make_heads_due`` only found."""
     found = {row[0] for rows in results for row in rows if row[0] is not None}
     if found and not sql.dialect.returning:
         yield [sql("make_due", ids=sorted(found))]
 
 
 def keys_of(rows: Iterable[Delivery | Entry]) -> dict[str, dict[str, None]]:
-    """The ordering keys of each destination, each once."""
+    """Return the distinct ordering keys of each destination."""
     keys: dict[str, dict[str, None]] = {}
     for row in rows:
         if row.ordering_key is not None:
@@ -73,7 +72,7 @@ def keys_of(rows: Iterable[Delivery | Entry]) -> dict[str, dict[str, None]]:
 
 
 def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[None]:
-    """So that the others need not wait for them."""
+    """Fail unreadable rows, so that they do not hold up the others."""
     fail = [sql("fail_unreadable", id=row.id, text=row.text_id, error=row.error) for row in unread]
     keys = {row.key for row in unread if nameable(row.key)}
     block = want.on_failed == "block"
@@ -84,13 +83,13 @@ def fail_unread(sql: Statements, unread: Sequence[Unread], want: Want) -> Steps[
 
 
 class OneStatement:
-    """PostgreSQL: a claim is one statement; when ordered, after the lock on the destination's row."""
+    """PostgreSQL: a claim is one statement; if ordered, it follows a lock on the destination's row."""
 
     def __init__(self, statements: Statements) -> None:
         self._sql = statements
 
     def unordered(self, want: Want) -> Steps[Claimed]:
-        """One statement."""
+        """Claim with one statement."""
         lease = _lease(want)
         if want.only is not None:
             claim = self._sql("claim_chosen", **lease)
@@ -103,10 +102,7 @@ class OneStatement:
         return _leased(rows, lease), 0, places[0] if places else []
 
     def ordered(self, want: Want) -> Steps[Claimed]:
-        """The lock is a statement of its own so that the next one sees what was committed before it.
-
-        Without a row to lock, the claim takes nothing.
-        """
+        """Lock the destination's row, so that the claim sees earlier commits; without a row it is empty."""
         lock = self._sql("lock_destination", destination=want.destination)
         block = want.on_failed == "block"
         name = "claim_ordered" if want.only is None else "claim_chosen_ordered"
@@ -128,18 +124,17 @@ class OneStatement:
 
 
 class Stepwise:
-    """MySQL and SQLite: a claim is a few short statements, decided on by ``ordering.py``."""
+    """MySQL and SQLite: a claim is a few short statements, and ``ordering.py`` decides."""
 
     def __init__(self, statements: Statements) -> None:
         self._sql = statements
         self._dialect = statements.dialect
 
     def unordered(self, want: Want) -> Steps[Claimed]:
-        """Look at a window, lock what nobody else has of it, lease, read.
+        """Read a window, lock its free rows by id, lease, read.
 
-        A scan that locks also locks, for a moment, the row behind its end. That is the first one of the next
-        destination, whose claim would not see it. So rows are locked by their ids, and by a scan only where
-        others have part of a full window.
+        A locking scan also locks the row after its end, which the next destination's claim then misses. So
+        one follows only if other sessions hold part of a full window.
         """
         [rows] = yield [self._window(want)]
         window, failed = yield from self._addressable(want, rows)
@@ -153,7 +148,7 @@ class Stepwise:
         return (yield from self._take(want, ordering.unordered(mine, want.limit, want.bytes), failed))
 
     def ordered(self, want: Want) -> Steps[Claimed]:
-        """Lock the destination's row, look at a window, lock heads and runs, lease, park, read."""
+        """Lock the destination's row, read a window, lock heads and runs, lease, park, read."""
         yield from self._lock_destination(want.destination)
         [rows] = yield [self._window(want)]
         window, failed = yield from self._addressable(want, rows)
@@ -170,7 +165,7 @@ class Stepwise:
         return (yield from self._take(want, choice.take, len(choice.park) + failed))
 
     def _addressable(self, want: Want, rows: Sequence[Row]) -> Steps[tuple[list[Candidate], int]]:
-        """The candidates that a statement can name, and how many others were failed."""
+        """Return the candidates that a statement can address; fail and count the others."""
         named, unread = without_unaddressable(self._dialect, rows)
         if unread:
             yield from fail_unread(self._sql, unread, want)
@@ -179,7 +174,6 @@ class Stepwise:
     def _window(self, want: Want) -> Query:
         if want.only is None:
             return self._sql("due", limit=want.limit, **_line(want))
-        # All of them: keys that have to wait must not fill the window for the others.
         return self._sql("due_of_chosen", limit=len(want.only), **_line(want))
 
     def _lock_destination(self, destination: str) -> Steps[None]:
@@ -197,7 +191,7 @@ class Stepwise:
         [rows] = yield [self._sql("heads", **params)]
         found = [row[0] for row in rows if row[0] is not None]
         locked = yield from self._lock(want, found, "lock_heads")
-        # One that cannot be named cannot be looked at either; in its time it will be due, and failed.
+        # A head that cannot be addressed blocks its key until it is due and fails.
         unnamed = {
             key: Candidate(id_, key, 0, free=False, suspect=0)
             for key, [id_] in zip(keys, rows, strict=True)
@@ -228,7 +222,7 @@ class Stepwise:
         return candidates(self._dialect, rows)
 
     def _take(self, want: Want, ids: list[Any], parked: int) -> Steps[Claimed]:
-        """Lease the rows and read them; without any, read why there may be none."""
+        """Lease the rows and read them; if there are none, read the reason."""
         if not ids:
             [places] = yield [self._sql("read_destination", destination=want.destination)]
             return [], parked, places
@@ -255,6 +249,5 @@ def _lease(want: Want) -> dict[str, Any]:
 
 
 def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
-    """The rows of a claim, in their order and with what is the same for all of them."""
     same = (lease["destination"], lease["token"], lease["owner"])
     return [(*row, *same) for row in sorted(rows, key=_position)]

@@ -1,4 +1,4 @@
-"""What is on record besides the rows, in every SQL database: roll-ups, samples, failures, operations."""
+"""The journal in any SQL database: roll-ups, samples, failures and operations."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from relaybox.stores.sql.search import shown
 from relaybox.stores.sql.store import SqlStore, walk_names
 
 LEAST = 500
-"""Failed rows that are looked at of each destination, however many destinations there are."""
+"""Failed rows to read per destination, however many destinations there are."""
 
 NEWEST_AUDIT = 2**63 - 1
 
@@ -47,8 +47,8 @@ class SqlJournal:
         self._notes = self._own.others(texts(self._dialect.name))
 
     async def history(self, seconds: float, step: int, destination: str | None) -> History:
-        """What was settled and sampled in the last ``seconds``, in steps of ``step`` seconds."""
-        # One step more, from which the first difference is taken.
+        """Return what was settled and sampled in the last ``seconds``, in steps of ``step`` seconds."""
+        # One more step, as the base of the first difference.
         words: dict[str, Any] = {"seconds": -(seconds + 2 * step), "step": step}
         words |= {"anywhere": destination is None, "destination": destination or ""}
         names = ("moment", "settled", "lags", "levels")
@@ -66,8 +66,8 @@ class SqlJournal:
         )
 
     async def flows(self, seconds: Mapping[str, float]) -> Mapping[str, Flow]:
-        """What is due at each of these destinations, and whether anything settled in so many seconds."""
-        # A minute counts from its beginning, and is written a moment later.
+        """Return what is due at these destinations, and whether anything settled in the given seconds."""
+        # A minute counts from its start, and is written a little later.
         lately = sorted({time + 60.0 for time in seconds.values()})
         results = await self._ask([self._notes("settling", seconds=-time) for time in lately])
         settling = {time: {row[0] for row in rows} for time, rows in zip(lately, results, strict=True)}
@@ -80,7 +80,7 @@ class SqlJournal:
         return flows
 
     async def failed_rows(self, destination: str | None, limit: int) -> FailedRows:
-        """The newest failed rows, at most ``limit``, grouped by their errors."""
+        """Return the newest failed rows, at most ``limit``, grouped by error."""
         every = partial(walk_names, self._notes, "next_failed")
         names = [destination] if destination is not None else await self._driver.run(every)
         share = max(LEAST, limit // max(1, len(names)))
@@ -93,7 +93,7 @@ class SqlJournal:
         return FailedRows(tuple(failures), capped)
 
     async def audits(self, limit: int, cursor: int | None = None) -> tuple[AuditRow, ...]:
-        """What operators did, newest first, before the row of that id."""
+        """Return operators' actions, newest first, before the row ``cursor``."""
         before = NEWEST_AUDIT if cursor is None else max(0, min(cursor, NEWEST_AUDIT))
         [rows] = await self._ask([self._notes("audits", before=before, limit=limit)])
         return tuple(
@@ -102,19 +102,19 @@ class SqlJournal:
         )
 
     async def note(self, audit: Audit) -> None:
-        """Put on record what changes no row."""
+        """Record an action that changes no row."""
         await self._ask([self._note(audit, 0)])
 
     async def begin(
         self, id_: UUID, action: str, actor: str, details: Mapping[str, Any], counted: Counted | None
     ) -> None:
-        """An operation begins."""
+        """Record the start of an operation."""
         total, capped = (None, 0) if counted is None else (counted.count, int(counted.capped))
         words = {"action": action, "actor": actor, "details": msgspec.json.encode(details).decode()}
         await self._ask([self._notes("begin", id=self._id(id_), total=total, capped=capped, **words)])
 
     async def advance(self, id_: UUID, done: int, skipped: int) -> bool:
-        """It has come so far, and is alive; whether it is to go on: nobody has cancelled it."""
+        """Record progress and a heartbeat; return False if the operation was cancelled."""
         own = self._id(id_)
         queries = [self._notes("advance", id=own, done=done, skipped=skipped), self._notes("state", id=own)]
         _, rows = await self._ask(queries)
@@ -123,21 +123,21 @@ class SqlJournal:
     async def finish(
         self, id_: UUID, state: OperationState, done: int, skipped: int, error: str | None = None
     ) -> None:
-        """It has ended so; one that was cancelled stays so."""
+        """Record the end of an operation; a cancelled one stays cancelled."""
         words = {"state": state, "done": done, "skipped": skipped, "error": error}
         await self._ask([self._notes("finish", id=self._id(id_), **words)])
 
     async def cancel(self, id_: UUID) -> bool:
-        """Let an operation end after what it is doing; whether it was running."""
+        """Cancel an operation after its current batch; return whether it was running."""
         return await self._driver.run(lambda: self._cancel(self._id(id_)))
 
     async def operations(self, limit: int) -> tuple[Operation, ...]:
-        """The operations, newest first."""
+        """Return the operations, newest first."""
         [rows] = await self._ask([self._notes("operations", limit=limit)])
         return tuple(map(self._operation, rows))
 
     async def operation(self, id_: UUID) -> Operation | None:
-        """One of them."""
+        """Return one operation, or None."""
         [rows] = await self._ask([self._notes("one_operation", id=self._id(id_))])
         return self._operation(rows[0]) if rows else None
 
@@ -148,7 +148,7 @@ class SqlJournal:
         return self._notes("note", affected=affected, **audited(audit))
 
     def _cancel(self, id_: Any) -> Steps[bool]:
-        # One that nobody works on any more has ended with that; the others end by themselves.
+        # An abandoned operation ends here; a live one ends itself.
         cancel = self._notes("cancel", id=id_, seconds=-STALLED)
         if self._dialect.returning:
             [rows] = yield [cancel]
@@ -201,13 +201,12 @@ class SqlJournal:
 
 
 def audited(audit: Audit) -> dict[str, Any]:
-    """The parameters of an audit row."""
+    """Return the parameters of an audit row."""
     details = msgspec.json.encode(audit.details).decode()
     return {"actor": audit.actor, "action": audit.action, "details": details}
 
 
 def _document(value: Any) -> Mapping[str, Any]:
-    """A JSON object, as the driver gives it."""
     if isinstance(value, str | bytes):
         try:
             value = json.loads(value)

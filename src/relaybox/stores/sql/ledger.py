@@ -1,4 +1,4 @@
-"""The ledger of every SQL database: the questions and changes of operators, on a store's own connections."""
+"""The ledger in any SQL database: operators' queries and changes, on a store's connections."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class SqlLedger(SqlJournal):
-    """The ledger in the database of a store; ``stores/ledger.py`` has its contract."""
+    """The ledger in a store's database; ``stores/ledger.py`` has the contract."""
 
     def __init__(self, store: SqlStore) -> None:
         super().__init__(store)
@@ -52,11 +52,11 @@ class SqlLedger(SqlJournal):
         self._search = Search(self._own)
 
     async def names(self) -> frozenset[str]:
-        """Every destination that has pending, failed or delivered rows, or a state of its own."""
+        """Return every destination with pending, failed or delivered rows, or with a state."""
         return await self._driver.run(self._names)
 
     async def counts(self, names: Collection[str]) -> Mapping[str, Counts]:
-        """How many rows each of these destinations has."""
+        """Count the rows of each destination by state."""
         counts = {}
         for name in names:
             queries = self._search.count(name)
@@ -66,64 +66,64 @@ class SqlLedger(SqlJournal):
         return counts
 
     async def places(self) -> Mapping[str, Place]:
-        """The destinations that have a state of their own."""
+        """Return the destinations that have a state."""
         [rows] = await self._ask([self._sql("places")])
         return {row[0]: Place(*self._times(row, 1, 2, 6, 8)) for row in rows}
 
     async def relays(self) -> tuple[Relay, ...]:
-        """The relays that were seen last, the latest first."""
+        """Return the relays, last seen first."""
         [rows] = await self._ask([self._sql("relays")])
         return tuple(Relay(*self._times(row, 4, 5, 6, 7)) for row in rows)
 
     async def search(self, filter: Filter, limit: int, cursor: UUID | None = None) -> Page:
-        """Entries, newest first. With a cursor and fewer entries than asked for, it is worth going on."""
+        """Return entries, newest first. A short page with a cursor has more to come."""
         return await self._driver.run(lambda: self._search.page(filter, limit, Bounds(below=cursor)))
 
     async def walk(self, filter: Filter, cursor: UUID | None, last: UUID, limit: int = BATCH) -> Page:
-        """Entries, oldest first, up to ``last``."""
+        """Return entries, oldest first, up to ``last``."""
         bounds = Bounds(above=cursor, last=last, ascending=True)
         return await self._driver.run(lambda: self._search.page(filter, limit, bounds))
 
     async def count(self, filter: Filter) -> Counted:
-        """How many the filter is true of, no more than ``CAP``; of a long search only its first windows."""
+        """Count matching rows up to ``CAP``; a long search reads only its first windows."""
         return await self._driver.run(lambda: self._search.tally(filter))
 
     async def newest(self) -> UUID | None:
-        """The id of the newest row."""
+        """Return the id of the newest row."""
         [rows] = await self._ask([self._search.newest()])
         return self._dialect.from_uuid(rows[0][0]) if rows else None
 
     async def find(self, id_: UUID, *, exact: bool = False) -> tuple[Entry, ...]:
-        """The delivery of that id, or (not when ``exact``) every delivery of the event of that id."""
+        """Return the delivery with that id, or (unless ``exact``) all of the event with that id."""
         return await self._driver.run(lambda: self._search.find(id_, exact=exact))
 
     async def content(self, id_: UUID) -> Content | None:
-        """What a delivery carries."""
+        """Return the content of a delivery."""
         [rows] = await self._ask([self._sql("content", id=self._dialect.to_uuid(id_))])
         return self._content(rows[0]) if rows else None
 
     async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
-        """What each of these deliveries carries."""
+        """Return the contents of these deliveries."""
         [rows] = await self._ask([self._search.contents(ids)]) if ids else [[]]
         return {self._dialect.from_uuid(row[0]): self._content(row[1:]) for row in rows}
 
     async def shadowed(self, ids: Collection[UUID]) -> frozenset[UUID]:
-        """Those of these deliveries that are in shadow."""
+        """Return which of these deliveries are in shadow."""
         [rows] = await self._ask([self._search.shadowed(ids)]) if ids else [[]]
         return frozenset(self._dialect.from_uuid(id_) for id_, headers in rows if is_shadow(headers))
 
     async def marks(self, consumer: str, after: str) -> tuple[Mark, ...]:
-        """What a consumer's inbox holds, by message id, after this one; at most ``BATCH``."""
+        """Return up to ``BATCH`` messages of a consumer's inbox after this id."""
         [rows] = await self._ask([self._search.marks(consumer, after, BATCH)])
         return tuple(Mark(*self._times(row, 1)) for row in rows)
 
     async def attempts(self, id_: UUID) -> tuple[Attempt, ...]:
-        """The failed attempts of a delivery that are on record, oldest first."""
+        """Return the recorded failed attempts of a delivery, oldest first."""
         [rows] = await self._ask([self._sql("attempts", id=self._dialect.to_uuid(id_))])
         return tuple(Attempt(*self._times(row, 1)) for row in rows)
 
     async def head(self, destination: str, ordering_key: str, *, block: bool) -> Entry | None:
-        """The first open row of a key."""
+        """Return the first open row of a key."""
         query = self._sql("head", destination=destination, key=ordering_key, block=block)
         [rows] = await self._ask([query])
         return self._search.entry(rows[0]) if rows else None
@@ -131,25 +131,19 @@ class SqlLedger(SqlJournal):
     async def retry(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Make failed rows pending and due, with all their attempts, and rows that back off due now.
-
-        The ids that were changed come back, from every change.
-        """
+        """Make failed rows due with attempts reset, and rows that back off due now; return changed ids."""
         return await self._change_rows("retry", entries, lanes, audit)
 
     async def discard(
         self, entries: Sequence[Entry], lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Give up failed and pending rows; the next of each key becomes due."""
+        """Discard failed and pending rows; the next row of each key becomes due."""
         return await self._change_rows("discard", entries, lanes, audit)
 
     async def move(
         self, entries: Sequence[Entry], to: str, lanes: Mapping[str, Lane], audit: Audit
     ) -> frozenset[UUID]:
-        """Give pending and failed rows to another destination.
-
-        Where that one is ordered, others may go in their place: as many of the same keys, but the first ones.
-        """
+        """Move pending and failed rows; an ordered destination gets the first rows of each key instead."""
         moved: set[UUID] = set()
         ordered = _lane(lanes, to).ordered
         for name in sorted({entry.destination for entry in entries}):
@@ -163,7 +157,7 @@ class SqlLedger(SqlJournal):
     async def replay(
         self, entries: Sequence[Entry], to: str | None, lanes: Mapping[str, Lane], audit: Audit
     ) -> Mapping[UUID, UUID]:
-        """Write final rows anew, due now; the new row's id for each one's."""
+        """Copy final rows as new ones that are due now; return each row's new id."""
         made: dict[UUID, UUID] = {}
         for part in _batches(entries):
             copies = {uuid7(): entry for entry in part}
@@ -184,7 +178,7 @@ class SqlLedger(SqlJournal):
         return made
 
     async def write(self, destination: str, event: SingleEvent, audit: Audit | None) -> None:
-        """Write an event for one destination, due now and without an order."""
+        """Write an event for one destination, due now and unordered."""
         id_ = self._dialect.to_uuid(event.id)
         about = (event.aggregate_type, event.aggregate_id, event.event_type)
         carried = (event.payload, None, None, event.headers, None)
@@ -193,19 +187,19 @@ class SqlLedger(SqlJournal):
         await self._driver.run(partial(ask, [self._own.insert([row]), *notes]), checked=True)
 
     async def forget(self, id_: UUID) -> None:
-        """Delete a failed row and its attempts, such as a test event's; no audit tells of it."""
+        """Delete a failed row and its attempts, such as a test event's, without an audit row."""
         own = self._dialect.to_uuid(id_)
         await self._ask([self._sql("forget_attempts_of", id=own), self._sql("forget", id=own)])
 
     async def pause(self, destination: str, reason: str, until: datetime | None, audit: Audit) -> None:
-        """Keep every relay from claiming for it."""
+        """Stop all relays from claiming for the destination."""
         time = None if until is None else self._dialect.to_time(until)
         params = {"destination": destination, "reason": reason, "until": time, **audited(audit)}
         before = [self._own("ensure_destination", destination=destination)]
         await self._driver.run(lambda: self._change("pause", params, before))
 
     async def resume(self, destination: str, audit: Audit) -> bool:
-        """End a pause and close the circuit; whether there was anything to end."""
+        """End a pause and close the circuit; return whether anything changed."""
         params = {"destination": destination, **audited(audit)}
         return bool(await self._driver.run(lambda: self._change("resume", params)))
 
@@ -223,7 +217,7 @@ class SqlLedger(SqlJournal):
         return frozenset(name if isinstance(name, str) else str(shown(name)) for name in names)
 
     async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:
-        """As many of each key and status, but the first ones; what has no key stays."""
+        """Replace entries with the first rows of the same keys and statuses; keep those without a key."""
         alike = Counter((one.destination, one.ordering_key, one.status == "failed") for one in entries)
         queries = [
             self._sql("first_of_key", destination=name, key=key, failed=failed, limit=count, block=True)
@@ -249,7 +243,7 @@ class SqlLedger(SqlJournal):
         return frozenset(changed)
 
     def _seen(self, entries: Sequence[Entry]) -> Mapping[str, Any]:
-        """What the entries have in common, for the look at their rows under the locks."""
+        """Return what the entries share, to check their rows under the locks."""
         return {
             "statuses": sorted({entry.status for entry in entries}),
             "destinations": sorted({entry.destination for entry in entries}),
@@ -263,7 +257,7 @@ class SqlLedger(SqlJournal):
         before: Sequence[Query] = (),
         after: Sequence[Query] = (),
     ) -> Steps[list[Row]]:
-        """The ids or names that were changed. What comes before are the locks that settles take too."""
+        """Return the changed ids or names; ``before`` holds the locks that settles also take."""
         if self._dialect.one_statement:
             results = yield [*before, self._sql(action, **params), *after]
             return results[len(before)]

@@ -1,4 +1,4 @@
-"""What a claim reads of rows that somebody may have edited by hand."""
+"""Reads claimed rows, which may have been edited by hand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ KEY, POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position
 
 
 class Unread(NamedTuple):
-    """A row that no delivery can be made of."""
+    """A row that cannot become a delivery."""
 
     id: Any
     key: Any
@@ -22,7 +22,7 @@ class Unread(NamedTuple):
 
     @property
     def text_id(self) -> bytes | None:
-        """The id, if it may be a text of SQLite that is no UTF-8 and so was given as bytes."""
+        """Return the id if it may be SQLite text that is not valid UTF-8, which arrives as bytes."""
         try:
             if isinstance(self.id, bytes):
                 self.id.decode()
@@ -32,7 +32,7 @@ class Unread(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """The rows of a claim, those that stand behind an unread one of their key apart from the others."""
+    """The rows of a claim; ``behind`` holds those that follow an unread row of their key."""
 
     deliveries: tuple[Delivery, ...]
     behind: Sequence[Delivery] = ()
@@ -40,7 +40,7 @@ class Reading(NamedTuple):
 
 
 def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Reading:
-    """The claimed rows, given in the order of their positions, as deliveries."""
+    """Convert claimed rows, sorted by position, to deliveries."""
     try:
         return Reading(tuple(map(dialect.delivery, rows)))
     except Unreadable:
@@ -64,7 +64,7 @@ def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Read
 def without_unaddressable(
     dialect: Dialect, rows: Sequence[Sequence[Any]]
 ) -> tuple[Sequence[Sequence[Any]], list[Unread]]:
-    """The rows of a window, and apart from them those whose id or ordering key no statement can name."""
+    """Split off the rows whose id or ordering key a statement cannot express."""
     if dialect.typed:
         return rows, []
     named: list[Sequence[Any]] = []
@@ -79,11 +79,10 @@ def without_unaddressable(
 
 
 def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidate]:
-    """Rows as the rules of order see them."""
+    """Convert rows to candidates for the ordering rules."""
     if dialect.typed:
         return list(starmap(Candidate, rows))
-    # A position that is no number cannot be compared; its row will be found unreadable. What has no name
-    # cannot be leased.
+    # A position that is not a number cannot be compared, and a row without a valid id cannot be leased.
     return [
         Candidate(id_, key, number(position), free and nameable(id_), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows
@@ -91,17 +90,17 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
 
 
 def addressable(dialect: Dialect, id_: Any) -> bool:
-    """True if a statement can name the row of this id."""
+    """True if a statement can address the row with this id."""
     return dialect.typed or nameable(id_)
 
 
 def nameable(value: Any) -> bool:
-    """True if a statement can name a row by this value: SQLite's JSON ends a text at its first NUL."""
+    """True if a statement can express this value: SQLite's JSON ends a text at its first NUL."""
     return isinstance(value, str) and "\0" not in value
 
 
 def number(value: Any) -> int:
-    """Return the value, or 0 if it is not a whole number and so cannot be compared with others."""
+    """Return the value, or 0 if it is not an integer and cannot be compared."""
     return value if isinstance(value, int) else 0
 
 

@@ -1,4 +1,4 @@
-"""Samples of how much waits, in every SQL database, on the connections of a relay's store."""
+"""Samples the backlog in any SQL database, on the connections of a relay's store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relaybox.stores.upkeep import Sample, Sampled
 
 
 class SqlSamples:
-    """Looks at how much waits, and keeps what it saw. Each look is one bounded query."""
+    """Measures the backlog with one bounded query each, and stores the results."""
 
     def __init__(self, store: SqlStore) -> None:
         self._run = partial(store.driver.run, lane=UPKEEP)
@@ -25,13 +25,13 @@ class SqlSamples:
         self._table = ".".join(f'"{part}"' for part in (event.schema, event.name) if part)
 
     async def names(self) -> tuple[str, ...]:
-        """The destinations that have pending or failed rows, configured or not."""
+        """Return the destinations with pending or failed rows, configured or not."""
         names = await self._run(partial(walk_names, self._sql, "next_pending", "next_failed"))
-        # Of rows that somebody spoilt there may be some that are no text.
+        # A row edited by hand may have a name that is not text.
         return tuple(sorted(name for name in names if isinstance(name, str)))
 
     async def measure(self, destination: str, cap: int) -> Sample:
-        """How many rows are pending and failed there, no more than ``cap``, and the age of the oldest."""
+        """Count pending and failed rows, up to ``cap``, and return the age of the oldest."""
         [[row]] = await self._run(partial(ask, [self._sql("measure", destination=destination, cap=cap)]))
         pending, failed, *born, now = row
         times = [self._dialect.from_time(time) for time in born if time is not None]
@@ -39,21 +39,21 @@ class SqlSamples:
         return Sample(destination, pending, failed, oldest)
 
     async def position(self) -> tuple[int | None, datetime]:
-        """The newest position that anybody can know of, and the database's time."""
+        """Return the newest known position and the database's time."""
         words = {"table": self._table} if self._dialect.name == "postgresql" else {}
         [[[position, now]]] = await self._run(partial(ask, [self._sql("position", **words)]))
         return position, self._dialect.from_time(now)
 
     async def keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> int | None:
-        """Write the samples of a minute in place of those that are there; return how many."""
+        """Write the samples of a minute over existing ones; return their number."""
         return await self._run(lambda: self._keep(term, minute, samples))
 
     async def prune(self, term: int, what: Sampled, age: float, limit: int) -> int | None:
-        """Remove what is more than ``age`` seconds old; return the number of rows."""
+        """Remove rows older than ``age`` seconds; return the number of rows."""
         return await self._run(lambda: self._prune(term, what, age, limit))
 
     def _keep(self, term: int, minute: datetime, samples: Sequence[Sample]) -> Steps[int | None]:
-        # A leader whose term ends in between writes what the next one saw too: no harm is done.
+        # If the term ends in between, two leaders write the same samples: harmless.
         [led] = yield [self._sql("fence", term=term)]
         if not led:
             return None

@@ -1,7 +1,6 @@
-"""Questions with optional parts, as Core expressions: which rows, how many, and where a search goes on.
+"""Builds operators' searches and counts as Core expressions.
 
-No query reads more of the big table than a window. A search goes by an index that leads to few rows where
-there is one; else through the primary key, which is ordered by time, a window of rows at a time.
+A query reads at most one window: of an index that leads to few rows, else of the primary key, by time.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import BATCH, CAP, Counted, Entry, Filter, Page
 
 NEAR = 2_000
-"""The rows of one event are made together: so many rows after the first, the last of them is behind."""
+"""Rows of one event are created together: the last one is within this many rows of the first."""
 
 WINDOWS = 20
-"""Windows of rows that a count looks through, where no index leads to what is counted."""
+"""Windows that a count reads if no index leads to the rows."""
 
 SKEW = timedelta(days=1)
-"""An id holds the emitter's time; it is at most so far from the database's."""
+"""The largest difference between the emitter's time in an id and the database's."""
 
 COLUMNS = tuple(name for name in Entry.__dataclass_fields__ if name != "seen_at")
 IDS = ("id", "event_id")
@@ -53,10 +52,7 @@ _STYLES = {"format": "format", "qmark": "qmark", "numeric": "numeric_dollar"}
 
 
 class Part(NamedTuple):
-    """Rows that an index leads to: what is true of them, and the order in which the index has them.
-
-    ``hint`` names the index where the planner would use less of it.
-    """
+    """Rows that an index leads to; ``hint`` names the index if the planner would use less of it."""
 
     condition: Any
     order: tuple[Any, ...]
@@ -65,7 +61,7 @@ class Part(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """The ids a search is about: after ``above``, up to ``last``, before ``below``."""
+    """The ids of a search: after ``above``, up to ``last``, before ``below``."""
 
     above: UUID | None = None
     last: UUID | None = None
@@ -74,7 +70,7 @@ class Bounds:
 
 
 class Search:
-    """Builds and runs the questions on one database."""
+    """Builds and runs searches on one database."""
 
     def __init__(self, statements: Statements) -> None:
         self.dialect = statements.dialect
@@ -83,16 +79,16 @@ class Search:
         self._sql = _COMPILERS[self.dialect.name](paramstyle=_STYLES[statements.style])
         self._split = self.dialect.name in MYSQL
         self._by_due = statements.by_due
-        # A function that may answer anew for every row is no bound of an index, a subquery is.
+        # A volatile function cannot bound an index; a subquery can.
         self._now = sa.select(now()).scalar_subquery()
 
     def query(self, statement: sa.Select[Any]) -> Query:
-        """The statement for this database's driver."""
+        """Compile the statement for this database's driver."""
         compiled = statement.compile(dialect=self._sql, compile_kwargs={"render_postcompile": True})
         return Query(str(compiled), tuple(compiled.params[name] for name in compiled.positiontup or ()))
 
     def entry(self, row: Row) -> Entry:
-        """A row of ``COLUMNS`` and the database's time as a value."""
+        """Convert a row of ``COLUMNS`` and the database's time."""
         values = dict(zip((*COLUMNS, "seen_at"), row, strict=True))
         for name in IDS:
             values[name] = self._shown_id(values[name])
@@ -105,17 +101,17 @@ class Search:
         return Entry(**values)
 
     def _shown_id(self, value: Any) -> UUID:
-        """An id, also of a row that somebody spoilt: no other row has it."""
+        """Return the id, or NIL if the row was edited by hand and its id is not a UUID."""
         try:
             return self.dialect.from_uuid(value)
         except (ValueError, TypeError, AttributeError):
             return NIL
 
     def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
-        """The entries that ``filter`` is true of, within the bounds."""
+        """Return the matching entries within the bounds."""
         if filter.fingerprint is None:
             return (yield from self._page(filter, limit, bounds))
-        # No database can tell it: of what the rest of the filter finds, the wrong ones are left out.
+        # No database can compute a fingerprint: filter the result here.
         page = yield from self._page(filter, max(limit, BATCH), bounds)
         found = [e for e in page.entries if _is(filter.fingerprint, e.destination, e.error_message)]
         cursor = found[limit - 1].id if len(found) > limit else page.cursor
@@ -130,7 +126,7 @@ class Search:
             narrow = yield from self._narrow(filter)
         if narrow is not None:
             [rows] = yield [self._found(self._part(narrow), filter, limit, bounds)]
-            # It may have grown since it was counted, and what was cut off is nowhere.
+            # The part may have grown since it was counted, and would be cut off.
             if filter.event_id is not None or (yield from self._length(narrow)) <= CAP:
                 return _page(tuple(map(self.entry, rows)), limit, None)
         [rows] = yield [self._found(self._window(bounds), filter, limit, bounds)]
@@ -144,10 +140,9 @@ class Search:
         return self.query(found.where(*self._within(columns.c, bounds)).order_by(order).limit(limit))
 
     def find(self, id_: UUID, *, whole: bool = False, exact: bool = False) -> Steps[tuple[Entry, ...]]:
-        """The delivery of that id (``exact``: only), or (``whole``: only) those of the event of that id.
+        """Return the delivery with that id (``exact``: only), or (``whole``: only) all of that event.
 
-        The first row of an event has the event's id, and its other rows were made right after it. Copies
-        that came later are of the same aggregate, or else among the newest rows.
+        An event's other rows follow its first at once; later copies share the aggregate, or are very new.
         """
         event, own = self._event.c, self._id(id_)
         [[*rows]] = yield [self.query(self._select(self._event).where(event.id == own))]
@@ -167,7 +162,7 @@ class Search:
         return tuple(sorted(entries.values(), key=lambda entry: entry.position))
 
     def tally(self, filter: Filter) -> Steps[Counted]:
-        """How many the filter is true of; where no index leads to few rows, only of the first windows."""
+        """Count matching rows; if no index leads to few rows, only in the first windows."""
         if filter.event_id is not None:
             page = yield from self.page(filter, CAP, Bounds())
             return Counted(len(page.entries), page.cursor is not None)
@@ -203,17 +198,17 @@ class Search:
         return sum(_is(filter.fingerprint, destination, error) for destination, error in errors)
 
     def newest(self) -> Query:
-        """The id of the newest row."""
+        """Return the query for the newest row's id."""
         return self.query(sa.select(self._event.c.id).order_by(self._event.c.id.desc()).limit(1))
 
     def contents(self, ids: Collection[UUID]) -> Query:
-        """What deliveries carry, each with its id."""
+        """Return the query for the contents of deliveries, with their ids."""
         event = self._event.c
         columns = (event.id, event.payload, event.payload_data, event.payload_encoding, event.headers)
         return self.query(sa.select(*columns).where(event.id.in_([self._id(id_) for id_ in ids])))
 
     def shadowed(self, ids: Collection[UUID]) -> Query:
-        """The ids and headers of those that may be in shadow."""
+        """Return the query for ids and headers of rows that may be in shadow."""
         event = self._event.c
         marked = sa.cast(event.headers, sa.String).like(f"%{HEADER}%")
         return self.query(
@@ -221,15 +216,13 @@ class Search:
         )
 
     def marks(self, consumer: str, after: str, limit: int) -> Query:
-        """The messages of a consumer's inbox behind one of them, by the primary key."""
+        """Return the query for a consumer's messages after this id, by the primary key."""
         inbox = self._inbox.c
         found = sa.select(inbox.message_id, inbox.processed_at).where(inbox.consumer == consumer)
         return self.query(found.where(inbox.message_id > after).order_by(inbox.message_id).limit(limit))
 
     def count(self, name: str) -> dict[str, Query]:
-        """For each range of a destination's rows: how many, how many of them leased, the oldest, now, and
-        when the first of those that are leased was claimed.
-        """
+        """Return a query per range: count, leased count, oldest row, now, and time of the oldest claim."""
         event = self._event.c
         pending = self._pending(name)
         parked = _only(pending, event.next_attempt_at.is_(None))
@@ -247,13 +240,12 @@ class Search:
         return {state: self.query(count) for state, count in counts.items()}
 
     def next_error(self, name: str) -> Query:
-        """What went wrong with the next of a destination's rows that are scheduled."""
+        """Return the query for the error of the destination's next scheduled row."""
         event = self._event.c
         scheduled = _only(self._pending(name), event.next_attempt_at > self._now)
         return self.query(self._part(scheduled, event.error_message).limit(1))
 
     def _count_final(self, part: Part) -> sa.Select[Any]:
-        """From the index alone: nothing else of these rows is asked for."""
         window = self._part(part, sa.literal_column("1").label("one")).subquery("w")
         columns: list[Any] = [sa.func.count(), sa.literal_column("0"), sa.null(), now(), sa.null()]
         return sa.select(*columns).select_from(window)
@@ -268,7 +260,6 @@ class Search:
         return sa.select(*columns, now(), sa.func.min(claimed)).select_from(window)
 
     def _narrow(self, filter: Filter) -> Steps[Part | None]:
-        """The first index that leads to few rows."""
         for part in self._parts(filter):
             if (yield from self._length(part)) <= CAP:
                 return part
@@ -300,7 +291,7 @@ class Search:
     def _pending(self, destination: str | None) -> Part:
         event = self._event.c
         column = event.due_destination if self._split else event.destination
-        # MariaDB would sort by a name even where it is the same in every row.
+        # MariaDB would sort by the name even if it is the same in every row.
         first = (column,) if destination is None else ()
         order = (*first, event.next_attempt_at, event.position)
         hint = self._by_due if destination is not None else ""
@@ -316,7 +307,7 @@ class Search:
         return self._equal(self._event.c.status, status) & name
 
     def _part(self, part: Part, *columns: Any) -> sa.Select[Any]:
-        # In the order of the index, so that the planner has a reason to take it.
+        # In index order, so that the planner uses the index.
         chosen = columns or self._columns()
         statement = sa.select(*chosen).where(part.condition).order_by(*part.order).limit(CAP + 1)
         return statement.with_hint(self._event, part.hint, "mysql") if part.hint else statement
@@ -325,7 +316,6 @@ class Search:
         return self._in_order(sa.select(*self._columns()), bounds).limit(CAP)
 
     def _end(self, bounds: Bounds) -> sa.Select[Any]:
-        """The id at the end of the window."""
         return self._in_order(sa.select(self._event.c.id), bounds).offset(CAP - 1).limit(1)
 
     def _in_order(self, statement: sa.Select[Any], bounds: Bounds) -> sa.Select[Any]:
@@ -376,7 +366,7 @@ class Search:
         return waiting & moments[state]
 
     def _equal(self, column: Any, status: str) -> Any:
-        # Written out: a partial index serves only a condition that can be read before the values are bound.
+        # Literal: a partial index serves only conditions known before values are bound.
         return column == sa.literal(status, literal_execute=True)
 
     def _of_event(self, window: sa.Select[Any], own: Any) -> Query:
@@ -398,24 +388,22 @@ def _only(part: Part, condition: Any) -> Part:
 
 
 def shown(value: Any) -> str | None:
-    """A text, of whatever a row holds in its place."""
+    """Return the value as ``str``, whatever the column holds."""
     if value is None or isinstance(value, str):
         return value
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def _is(wanted: str, destination: Any, error: Any) -> bool:
-    """Whether an error has the fingerprint."""
     return fingerprint(shown(destination) or "", shown(error)).hash == wanted
 
 
 def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:
-    """It goes on behind its last entry, or where it is not full at the end of its window."""
+    """Continue after the last entry, or after the window if the page is not full."""
     return Page(entries, entries[-1].id if len(entries) == limit else end)
 
 
 def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
-    """Bounds that leave out what is surely too old or too new."""
     above, below = bounds.above, bounds.below
     if filter.since is not None:
         first = _first_id(filter.since, -SKEW)
@@ -427,7 +415,7 @@ def _in_time(filter: Filter, bounds: Bounds) -> Bounds:
 
 
 def _first_id(moment: datetime, shift: timedelta) -> UUID:
-    """No id of that millisecond, so much later, is smaller."""
-    # In seconds: the first and the last day of the calendar have no neighbours.
+    """Return the smallest possible id of the shifted moment's millisecond."""
+    # In seconds, because a datetime cannot leave the calendar's first or last day.
     milliseconds = int((moment.timestamp() + shift.total_seconds()) * 1000)
     return UUID(int=min(max(0, milliseconds), 2**48 - 1) << 80)

@@ -1,7 +1,7 @@
-"""What a store does, as steps.
+"""The operations of a store, as steps.
 
-The statements of one yield are atomic where the driver can send them in one round trip; if they meet a lock,
-``Locked`` is thrown into the generator. A driver that cannot runs the whole generator in one transaction.
+One yield is atomic if the driver sends it in one round trip; a lock timeout then raises ``Locked`` in the
+generator. Other drivers run the whole generator in one transaction.
 """
 
 from __future__ import annotations
@@ -44,15 +44,12 @@ from relaybox.stores.store import (
 
 ERROR_LENGTH = 2_000
 LEASES_APART = 3
-"""Of so few, each is settled by a statement of its own."""
-# Every database reads a UUID from its 32 digits; those that keep it as text keep these.
+"""Up to this many leases are settled by one statement each."""
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class Settled(NamedTuple):
-    """The ids whose lease was lost, whether the next of some key can be claimed now, and what was left
-    because somebody has locked it.
-    """
+    """The result of a settle: ids of lost leases, whether the next row of a key is due, and locked ids."""
 
     lost: frozenset[UUID]
     due: bool
@@ -60,14 +57,14 @@ class Settled(NamedTuple):
 
 
 class OfLease(NamedTuple):
-    """What one statement settles, without the detour through JSON; most often all of one ``lease``."""
+    """Deliveries settled by one statement without JSON, usually all of one ``lease``."""
 
     keep: bool
     deliveries: Sequence[Delivery]
     lease: UUID | None = None
 
     def lost(self, rows: Sequence[Sequence[Any]]) -> frozenset[UUID]:
-        """The statement answers with how many were ours, and with their ids if those are not all."""
+        """Return the ids of lost leases; the statement lists our ids only if some are missing."""
         [[count, ids]] = rows
         if count == len(self.deliveries):
             return frozenset()
@@ -84,7 +81,7 @@ class StoreSteps:
         self._claiming = (OneStatement if self.dialect.one_statement else Stepwise)(statements)
 
     def claim(self, want: Want) -> Steps[Claim]:
-        """Lease due rows, and fail those whose relays died in all of their attempts."""
+        """Lease due rows, and fail those whose relays died in all their attempts."""
         claim = self._claiming.ordered if want.ordered else self._claiming.unordered
         rows, parked, places = yield from claim(want)
         deliveries, behind, unread = read(self.dialect, rows, want.ordered)
@@ -97,7 +94,7 @@ class StoreSteps:
                 buried = [Settlement(delivery, bury(delivery)) for delivery in failed]
                 yield from self.settle(buried, want.on_failed, want.dead_letter)
             except Locked:
-                # They are leased already, and the relay that holds them fails them.
+                # They are already leased, so the relay that holds them fails them.
                 return Claim(deliveries, parked=parked)
             deliveries = tuple(delivery for delivery in deliveries if not delivery.exhausted)
             return Claim(deliveries, failed=failed, parked=parked)
@@ -124,7 +121,7 @@ class StoreSteps:
         on_failed: OnFailed,
         dead_letter: DeadLetter | None = None,
     ) -> Steps[Settled]:
-        """Write outcomes and make the next of each key due, in one transaction."""
+        """Write outcomes and make the next row of each key due, in one transaction."""
         settlements = _each_once(settlements)
         keys = keys_of(delivery for delivery, _ in settlements)
         queries = [lock_settles(self.statements, name) for name in sorted(keys)]
@@ -152,10 +149,7 @@ class StoreSteps:
         on_failed: OnFailed,
         dead_letter: DeadLetter | None = None,
     ) -> Steps[Settled]:
-        """Settle as ``settle`` does, but leave rows that somebody has locked.
-
-        So too all of a key whose next row is locked: it could not be made due, and nothing else would.
-        """
+        """Settle, but skip locked rows, and keys whose next row is locked: nothing would make it due."""
         keys = keys_of(delivery for delivery, _ in settlements)
         ids = sorted({self.dialect.to_uuid(settlement.delivery.id) for settlement in settlements})
         block = on_failed == "block"
@@ -200,9 +194,7 @@ class StoreSteps:
         return self.statements(name, ids=listed, tokens=tokens, count=count)
 
     def _lock_rows(self, settlements: Sequence[Settlement]) -> Iterator[Query]:
-        """Ahead of several statements, each of which takes its own rows in the order of their ids: two
-        transactions would come to wait for each other's.
-        """
+        """Lock all rows first: several statements, each in the order of ids, could deadlock."""
         ids = sorted(settlement.delivery.id.hex for settlement in settlements)
         if self.dialect.one_statement:
             yield self.statements("lock_rows", ids=_array(ids))
@@ -236,7 +228,7 @@ class StoreSteps:
         return self._add_fenced(queries, *names, **params)
 
     def extend(self, deliveries: Sequence[Delivery], lease: float) -> Steps[Settled]:
-        """Move the end of leases, but leave rows that somebody has locked: most often they are settled."""
+        """Extend leases, but skip locked rows: usually they are being settled."""
         items = self._items([Settlement(delivery, Released()) for delivery in deliveries])
         if self.dialect.returning:
             [held] = yield [self.statements("extend", items=items, seconds=lease)]
@@ -250,15 +242,12 @@ class StoreSteps:
         return Settled(self._lost(deliveries, [held]), False, frozenset(map(self.dialect.from_uuid, left)))
 
     def hold_alone(self, delivery: Delivery, alone: bool) -> Steps[None]:
-        """Have the death of the relay that holds this row count, or no longer."""
+        """Set whether the death of the relay that holds this row counts."""
         own = {"id": self.dialect.to_uuid(delivery.id), "token": self.dialect.to_uuid(delivery.lease_token)}
         yield [self.statements("hold_alone", alone=alone, **own)]
 
     def _add_fenced(self, queries: list[Query], *names: str, **params: Any) -> int:
-        """Add statements for the rows that are still ours; where the result is that holds those rows' ids.
-
-        The last statement ends or moves the leases: the others go ahead of it.
-        """
+        """Add statements for our rows, the end of leases last; return the index of the result with ids."""
         if not self.dialect.returning:
             names = ("mine", *names)
         answer = len(queries) + (len(names) - 1 if self.dialect.returning else 0)
@@ -280,18 +269,18 @@ class StoreSteps:
                     **_effect(outcome),
                     **({"copy": uuid7()} if copy and is_dead_letter(delivery, outcome) else {}),
                 }
-                # In the order of ids, so that no two statements wait for each other's rows.
+                # In the order of ids, so that two statements do not deadlock.
                 for delivery, outcome in sorted(settlements, key=lambda s: s.delivery.id.int)
             ]
         ).decode()
 
     def now(self) -> Steps[datetime]:
-        """The time by the database's clock."""
+        """Return the database's time."""
         [[[now]]] = yield [self.statements("now")]
         return self.dialect.from_time(now)
 
     def _lost(self, deliveries: Sequence[Delivery], results: Sequence[list[Row]]) -> frozenset[UUID]:
-        # An id comes back at most as often as it was sent, so equal numbers mean that none is missing.
+        # Each id returns at most once per item sent, so equal numbers mean that none is missing.
         if sum(map(len, results)) == len(deliveries):
             return frozenset()
         ours = {self.dialect.from_uuid(row[0]) for rows in results for row in rows}
@@ -299,16 +288,14 @@ class StoreSteps:
 
 
 def _each_once(settlements: Sequence[Settlement]) -> Sequence[Settlement]:
-    # Positions, because to hash and compare ids takes long.
+    # Compare positions, because hashing ids is slow.
     if len({settlement.delivery.position for settlement in settlements}) == len(settlements):
         return settlements
     return list({(s.delivery.position, s.delivery.lease_token.int): s for s in settlements}.values())
 
 
 def _by_lease(settlements: Sequence[Settlement]) -> list[OfLease]:
-    """What was delivered: by lease if every id of one comes before every id of the next, as where each is of
-    a long claim. Otherwise rows would not be locked in the order of their ids; then only by what is kept.
-    """
+    """Group deliveries by lease if their ids do not overlap, else by ``keep``: locks go in order of ids."""
     of: dict[tuple[bool, UUID], list[Delivery]] = {}
     for delivery, outcome in settlements:
         if type(outcome) is Delivered:
@@ -337,7 +324,6 @@ def _array(values: Iterable[str]) -> str:
 
 
 def _effect(outcome: Outcome) -> dict[str, Any]:
-    """The columns of a settlement."""
     match outcome:
         case Delivered():
             return {"status": Status.DELIVERED, "given_back": 0}
@@ -356,5 +342,5 @@ def _effect(outcome: Outcome) -> dict[str, Any]:
 
 
 def storable(text: str) -> str:
-    """An error's text as every database takes it: no NUL, no lone surrogate, not endless."""
+    """Make an error text storable everywhere: no NUL, no lone surrogate, limited length."""
     return text[:ERROR_LENGTH].replace("\0", "�").encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""The store of every SQL database: the steps, driven on an asynchronous connection."""
+"""The store of any SQL database: steps, driven on asynchronous connections."""
 
 from __future__ import annotations
 
@@ -22,32 +22,30 @@ from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 T = TypeVar("T")
 
 UPKEEP = "(upkeep)"
-"""The lane of what a relay does beside delivering."""
+"""The lane for a relay's work besides delivery."""
 ROWS_PER_SETTLE = 1000
-"""With the longest errors these stay below the 16 MiB that MariaDB takes in one statement."""
+"""Even with the longest errors, a settle stays below MariaDB's 16 MiB per statement."""
 
 
 class Driver(Protocol):
-    """Runs steps on a database; the only part of a store that knows a driver."""
+    """Runs steps on a database; the only part of a store that knows the driver."""
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
-        """Drive the steps to their end; ``begin`` is called again for another try after a deadlock.
+        """Drive the steps to their end; call ``begin`` again to retry after a deadlock.
 
-        Raise ``Locked`` where another session holds a lock for long and the steps do not go on without it.
-        That a ``lane`` waits for one does not keep the others from their connections.
-
-        Where a row that somebody edited breaks a constraint, and the database can, they are driven once more
-        without constraints, unless they are to be ``checked`` in any case: they write new rows.
+        Raise ``Locked`` if another session holds a lock for too long and the steps do not handle it. A
+        waiting ``lane`` leaves connections to the others. If a row edited by hand violates a constraint, run
+        again without constraints, unless new rows must be ``checked``.
         """
         ...
 
     async def close(self) -> None:
-        """Give up every connection."""
+        """Close every connection."""
         ...
 
 
 def walk_names(sql: Statements, *names: str) -> Steps[list[Any]]:
-    """Return the destinations that these statements lead to, each from one name to the next."""
+    """Return the destinations that these statements find, stepping from name to name."""
     found: dict[Any, None] = {}
     reached: dict[str, Any] = dict.fromkeys(names, "")
     while reached:
@@ -58,10 +56,9 @@ def walk_names(sql: Statements, *names: str) -> Steps[list[Any]]:
 
 
 class DestinationSteps:
-    """Changes to what relays share of a destination beside its rows: the pause, the circuit, the rate limit.
+    """Changes a destination's pause, circuit and rate limit by compare-and-set: one relay of several wins.
 
-    Each is a compare-and-set: one UPDATE that names the state it leaves, so that of several relays one makes
-    it. ``rate_at`` is the time of the next free place in the line.
+    ``rate_at`` is the time of the next free slot.
     """
 
     def __init__(self, statements: Statements) -> None:
@@ -71,7 +68,7 @@ class DestinationSteps:
         self._sql = statements.others(texts(self._dialect.name))
 
     def change(self, name: str, destination: str, *, make: bool = False, **values: Any) -> Steps[bool]:
-        """Execute the named UPDATE; ``make``: create the destination's row if it is missing."""
+        """Execute the named UPDATE; with ``make``, create a missing row first."""
         queries = [self._ensure(destination=destination)] if make else []
         queries.append(self._sql(name, destination=destination, **values))
         if not self._dialect.returning:
@@ -80,16 +77,16 @@ class DestinationSteps:
         return bool(results[-1] and results[-1][0][0])
 
     def reserve(self, destination: str, seconds: float) -> Steps[float]:
-        """Take ``seconds`` of the line; return how long it is until they begin."""
+        """Reserve ``seconds`` of the line; return the seconds until they begin."""
         if self._dialect.one_statement:
             [[[left]]] = yield [self._sql("reserve", destination=destination, seconds=seconds)]
             return max(0.0, float(left) - seconds)
-        # The lock is a statement of its own: MySQL's clock stands still while a statement waits.
+        # A separate lock statement, because MySQL's clock stands still while a statement waits.
         read = self._sql("read_line", destination=destination)
         _, rows = yield [self._lock(destination=destination), read]
         if not rows:
             _, rows = yield [self._ensure(destination=destination), read]
-        # SQLite's own arithmetic is of milliseconds; a line may be finer.
+        # SQLite computes in milliseconds, which is too coarse for a line.
         free, now = (value and self._dialect.from_time(value) for value in rows[0])
         start = max(free or now, now)
         at = self._dialect.to_time(start + timedelta(seconds=seconds))
@@ -98,10 +95,9 @@ class DestinationSteps:
 
 
 class SqlStore:
-    """A ``Store`` (see there) on whatever database its driver talks to.
+    """A ``Store`` on the database of its driver.
 
-    ``vital`` is a driver with a connection of its own for what must not wait for claims and settles: lease
-    extensions, and the heartbeats of ``SqlUpkeep``. Without it they use ``driver`` too.
+    ``vital`` has its own connection for lease extensions and heartbeats, which must not wait for claims.
     """
 
     def __init__(self, steps: StoreSteps, driver: Driver, vital: Driver | None = None) -> None:
@@ -124,7 +120,7 @@ class SqlStore:
         made_due: Callable[[], None] | None = None,
         wait: bool = True,
     ) -> frozenset[UUID]:
-        """Write the outcomes; the ids whose lease was lost come back."""
+        """Write the outcomes; return the ids of lost leases."""
         lost = left = frozenset[UUID]()
         due = False
         for start in range(0, len(settlements), ROWS_PER_SETTLE):
@@ -146,7 +142,7 @@ class SqlStore:
         dead_letter: DeadLetter | None,
         wait: bool,
     ) -> Settled:
-        """All of them at once; if that meets a lock, those that nobody has locked."""
+        """Settle all rows at once; after a lock timeout only those that are not locked."""
         run = partial(self.driver.run, lane=settlements[0].delivery.destination)
         if wait:
             with suppress(Locked):
@@ -154,10 +150,10 @@ class SqlStore:
         return await run(partial(self.steps.settle_free, settlements, on_failed, dead_letter))
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
-        """Hold the leases for ``lease`` seconds from now; the ids whose lease was lost come back."""
+        """Extend the leases to ``lease`` seconds from now; return the ids of lost leases."""
         if not deliveries:
             return frozenset()
-        # One at a time: then a heartbeat waits for one of them at most.
+        # One at a time, so that a heartbeat waits for at most one of them.
         async with self._extending:
             extended = await self.vital.run(lambda: self.steps.extend(deliveries, lease))
         if extended.left:
@@ -165,34 +161,34 @@ class SqlStore:
         return extended.lost
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
-        """Have the death of the relay that holds this row count, or no longer."""
+        """Set whether the death of the relay that holds this row counts."""
         await self.driver.run(partial(self.steps.hold_alone, delivery, alone), lane=delivery.destination)
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
     ) -> frozenset[UUID]:
-        """Give untried rows back; the ids whose lease was lost come back."""
+        """Release untried rows; return the ids of lost leases."""
         settlements = [Settlement(delivery, Released()) for delivery in deliveries]
         return await self.settle(settlements, on_failed=on_failed)
 
     async def open_circuit(
         self, destination: str, seconds: float, reason: str, *, probed: bool = False
     ) -> bool:
-        """Open a closed circuit (``probed``: a half-open one) for so long; whether this call did it."""
+        """Open a closed circuit (if ``probed``, a half-open one); return whether this call did it."""
         values = {"seconds": wait(seconds), "reason": storable(reason)}
         state = "half_open" if probed else "closed"
         return await self._change("open", destination, make=True, state=state, **values)
 
     async def probe(self, destination: str, seconds: float) -> bool:
-        """Make a circuit whose time is over half-open; whether this call did it."""
+        """Half-open a circuit whose time is over; return whether this call did it."""
         return await self._change("probe", destination, seconds=wait(seconds))
 
     async def close_circuit(self, destination: str) -> bool:
-        """Close a half-open circuit; whether this call did it."""
+        """Close a half-open circuit; return whether this call did it."""
         return await self._change("close", destination)
 
     async def pause(self, destination: str, by: str, reason: str) -> bool:
-        """Pause until somebody resumes it; whether this call did it."""
+        """Pause until an operator resumes; return whether this call did it."""
         return await self._change("pause", destination, make=True, by=by, reason=storable(reason))
 
     async def _change(self, name: str, destination: str, **values: Any) -> bool:
@@ -200,16 +196,16 @@ class SqlStore:
         return await self.driver.run(steps, lane=destination)
 
     async def reserve(self, destination: str, count: int, rate: float) -> float:
-        """Take the next ``count`` places in the line; in how many seconds the first of them comes."""
+        """Reserve the next ``count`` slots; return the seconds until the first."""
         steps = partial(self._destinations.reserve, destination, wait(count / rate))
         return await self.driver.run(steps, lane=destination)
 
     async def now(self) -> datetime:
-        """The time by the database's clock."""
+        """Return the database's time."""
         return await self.driver.run(self.steps.now)
 
     async def close(self) -> None:
-        """Give up every connection. Leases are left to run out."""
+        """Close every connection; leases expire on their own."""
         await self.driver.close()
         if self.vital is not self.driver:
             await self.vital.close()

@@ -1,4 +1,4 @@
-"""What a search destination has not got yet: rows of some documents, and rows meant for one index only."""
+"""Finds rows that a search destination has not received: by document, and by index."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from relaybox.stores.sql.store import SqlStore
 
 
 class OfDocument(NamedTuple):
-    """Rows of one document that were not delivered; ``id`` is the newest one's."""
+    """Undelivered rows of one document; ``id`` is that of the newest."""
 
     document: str
     failed: bool
     only_for: str | None
-    """The one index that they are for, where it is not all."""
+    """The only index that they are for; None for all."""
     id: UUID
 
 
 class ForIndex(NamedTuple):
-    """A row that is for one index only."""
+    """A row for one index only."""
 
     id: UUID
     document: str
@@ -32,7 +32,7 @@ class ForIndex(NamedTuple):
 
 
 class Undelivered:
-    """Asks a store's database."""
+    """Queries undelivered rows in a store's database."""
 
     def __init__(self, store: SqlStore) -> None:
         self._driver = store.driver
@@ -42,7 +42,7 @@ class Undelivered:
     async def of_documents(
         self, destination: str, aggregate_type: str, ids: Sequence[str]
     ) -> tuple[OfDocument, ...]:
-        """What has not arrived of these documents."""
+        """Return the undelivered rows of these documents."""
         words: dict[str, Any] = {"aggregate_type": aggregate_type, "ids": list(ids)}
         rows = await self._ask("of_documents", destination=destination, **words) if ids else []
         return tuple(
@@ -51,24 +51,24 @@ class Undelivered:
         )
 
     async def pending_for(self, destination: str, index: str) -> int:
-        """How many rows wait that are for this index only."""
+        """Count pending rows that are only for this index."""
         [[count]] = await self._ask("pending_for", destination=destination, index=index)
         return int(count)
 
     async def failed_for(self, destination: str, index: str, limit: int) -> tuple[ForIndex, ...]:
-        """Rows for this index that failed."""
+        """Return failed rows for this index."""
         return await self._rows("failed_for", destination, index, limit)
 
     async def waiting_for(self, destination: str, index: str, limit: int) -> tuple[ForIndex, ...]:
-        """Rows for this index that are parked, or were tried before."""
+        """Return rows for this index that are parked, or were tried before."""
         return await self._rows("waiting_for", destination, index, limit)
 
     async def open_for(self, destination: str, index: str, limit: int) -> tuple[ForIndex, ...]:
-        """Rows for this index that are pending or failed."""
+        """Return pending or failed rows for this index."""
         return await self._rows("open_for", destination, index, limit)
 
     async def sent_before(self, destination: str, seconds: float) -> int:
-        """How many rows are under way now that were claimed so many seconds ago, or earlier."""
+        """Count rows in flight that were claimed at least ``seconds`` ago."""
         [[count]] = await self._ask("sent_before", destination=destination, seconds=-seconds)
         return int(count)
 

@@ -1,4 +1,4 @@
-"""The upkeep of every SQL database, on the connections of its store."""
+"""Upkeep in any SQL database, on the connections of its store."""
 
 from __future__ import annotations
 
@@ -37,39 +37,37 @@ from relaybox.stores.upkeep import (
 )
 
 FORGOTTEN = timedelta(days=1)
-"""After so long a member that was not seen is forgotten."""
+"""How long after its last heartbeat a member is forgotten."""
 OLDEST = 100 * 365 * 86_400.0
-"""Seconds; every database can take them from its clock."""
+"""Seconds; every database can subtract them from its clock."""
 LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KEYS = 1000
-"""Keys looked at in one statement."""
 ROWS_OF_A_KEY = 5
-"""Rows read for each of them where a database cannot step from one key to the next."""
+"""Rows read per key if the database cannot step from key to key."""
 ROUTED = 100
-"""Events given to their destinations in one transaction; all of them are read with their payloads."""
+"""Events routed per transaction; all are read with their payloads."""
 log = logging.getLogger(__name__)
 
-# Every database reads a UUID from its 32 digits.
 _json = msgspec.json.Encoder(uuid_format="hex")
 
 
 class SqlUpkeep:
-    """Upkeep in the database of a store; ``stores/upkeep.py`` has its contract."""
+    """Upkeep in a store's database; ``stores/upkeep.py`` has the contract."""
 
     def __init__(self, store: SqlStore) -> None:
         self._run = partial(store.driver.run, lane=UPKEEP)
         self._refused: set[Any] = set()
-        """Ids of unrouted rows that break a constraint, which was logged."""
-        # A relay that is not seen in time is taken for dead.
+        """Ids of unrouted rows that violate a constraint and were logged."""
+        # A late heartbeat makes a relay count as dead.
         self._run_vital = store.vital.run
         self._store_sql = store.steps.statements
         self._dialect = self._store_sql.dialect
         self._sql = self._store_sql.others(texts(self._dialect.name))
 
     async def beat(self, member: Member, live: float, *, joins: bool = True) -> Beat:
-        """Be seen, and read who was seen within ``live`` seconds; one that ``joins`` commits in between.
+        """Record a heartbeat, and return the members seen within ``live`` seconds.
 
-        Members that were not seen for a day are forgotten.
+        ``joins`` commits the heartbeat first. Members not seen for a day are forgotten.
         """
         words = {"me": member.name, "host": member.host, "pid": member.pid, "version": member.version}
         be_seen = [self._sql("be_seen", **words)]
@@ -79,41 +77,41 @@ class SqlUpkeep:
         return await self._run_vital(lambda: self._see(timedelta(seconds=live), be_seen))
 
     async def leave(self, name: str) -> None:
-        """Be no longer a member."""
+        """Leave the members."""
         await self._run_vital(partial(ask, [self._sql("leave", me=name)]))
 
     async def lead(self, name: str, seconds: float) -> int | None:
-        """Lead for so long from now, or go on leading; the term, or None while another member leads."""
+        """Lead, or keep leading, for ``seconds``; return the term, or None while another member leads."""
         names = ("open_election", "lead", "show_leader", "leading")
         queries = [self._sql(statement, me=name, seconds=seconds) for statement in names]
         *_, rows = await self._run_vital(partial(ask, queries))
         return rows[0][0] if rows else None
 
     async def current_term(self) -> int | None:
-        """The term under which some member leads now."""
+        """Return the term of the current leader, or None."""
         [rows] = await self._run(partial(ask, [self._sql("current_term")]))
         return rows[0][0] if rows else None
 
     async def resign(self, name: str) -> None:
-        """Lead no longer, if this member does."""
+        """Stop leading, if this member leads."""
         queries = [self._sql("resign", me=name), self._sql("hide_leader", me=name)]
         await self._run_vital(partial(ask, queries))
 
     async def said(self) -> tuple[Said, ...]:
-        """What relays said of destinations, in the order of their names."""
-        # The time last: nothing is older than it was when it was read.
+        """Return what relays reported about destinations, sorted by name."""
+        # The time comes last, so that no age is negative.
         rows, [[moment]] = await self._run(partial(ask, [self._sql("said"), self._sql("now")]))
         now = self._dialect.from_time(moment)
         said = []
         for destination, relay, setting, at in rows:
-            # One that somebody spoilt, or that a later release writes in another way, says nothing.
+            # Ignore a report that was edited by hand, or that a later release wrote in another form.
             with suppress(msgspec.MsgspecError):
                 age = (now - self._dialect.from_time(at)).total_seconds()
                 said.append(Said(destination, _read(setting), relay, age))
         return tuple(said)
 
     async def known(self) -> dict[str, frozenset[str]]:
-        """By relay the destinations of which it said something."""
+        """Return the destinations that each relay reported about."""
         [rows] = await self._run(partial(ask, [self._sql("known")]))
         known: dict[str, set[str]] = defaultdict(set)
         for relay, destination in rows:
@@ -121,11 +119,8 @@ class SqlUpkeep:
         return {relay: frozenset(names) for relay, names in known.items()}
 
     async def say(self, relay: str, settings: Mapping[str, Setting], outdated: Sequence[Said]) -> None:
-        """Say so of destinations, all at once; forget what is outdated.
-
-        Not forgotten is what was said again meanwhile, or by a relay that is a member.
-        """
-        # In one order, so that no two relays wait for each other.
+        """Report settings in one transaction; forget outdated reports, unless renewed or from a member."""
+        # In a fixed order, so that two relays do not deadlock.
         says = [
             self._sql("say", me=relay, destination=name, setting=_json.encode(setting).decode())
             for name, setting in sorted(settings.items())
@@ -137,18 +132,18 @@ class SqlUpkeep:
         await self._run(partial(ask, [*says, *forgets]))
 
     async def fall_silent(self, relay: str) -> None:
-        """Say it no longer: it counts as said long ago, and is not forgotten."""
+        """Mark a relay's reports as old, without forgetting them."""
         at = self._dialect.to_time(LONG_AGO)
         await self._run(partial(ask, [self._sql("fall_silent", me=relay, at=at)]))
 
     async def kept(self) -> tuple[str, ...]:
-        """The destinations that may have delivered rows, configured or not."""
+        """Return the destinations that may have delivered rows, configured or not."""
         return tuple(await self._run(partial(walk_names, self._sql, "kept")))
 
     async def prune_delivered(
         self, term: int, destination: str, age: float, after: datetime | None, limit: int
     ) -> Slice[datetime] | None:
-        """Remove rows that were delivered more than ``age`` seconds ago, in the order of their delivery."""
+        """Remove rows delivered more than ``age`` seconds ago, oldest first."""
         since = self._dialect.to_time(after or LONG_AGO)
         words = {"destination": destination, "seconds": _ago(age), "since": since, "limit": limit}
         return await self._run(lambda: self._prune_delivered(term, words))
@@ -156,55 +151,51 @@ class SqlUpkeep:
     async def prune_discarded(
         self, term: int, age: Callable[[str], float], after: UUID | None, limit: int
     ) -> Slice[UUID] | None:
-        """Look at the next ``limit`` rows of all, and remove those discarded longer ago than their age."""
+        """Check the next ``limit`` rows, and remove those discarded longer ago than ``age`` allows."""
         return await self._run(lambda: self._prune_discarded(term, age, after, limit))
 
     async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
-        """Look at the next ``limit`` records of attempts, and remove those whose delivery is gone."""
+        """Check the next ``limit`` records of attempts, and remove those without a delivery."""
         return await self._run(lambda: self._prune_orphans(term, after, limit))
 
     async def prune_keys(
         self, term: int, age: float, after: datetime | None, limit: int
     ) -> Slice[datetime] | None:
-        """Look at the next ``limit`` idempotency keys, and remove those whose event is not open.
+        """Check the next ``limit`` idempotency keys older than ``age`` seconds.
 
-        Looked at are those that are more than ``age`` seconds old, and all rows of whose event were final
-        for so long. The others are as old again as their event's last row that is final, or new.
+        Remove those whose event has been final for that long. Others restart their age: from when the event
+        became final, or from now while it is open.
         """
         since = self._dialect.to_time(after or LONG_AGO)
         words = {"seconds": _ago(age), "since": since, "limit": limit}
         return await self._run(lambda: self._prune_keys(term, words))
 
     async def prune_history(self, term: int, history: History, age: float, limit: int) -> int | None:
-        """Remove what is more than ``age`` seconds old; return the number of rows."""
+        """Remove rows older than ``age`` seconds; return the number of rows."""
         words = {"seconds": _ago(age), "limit": limit}
         return await self._run(lambda: self._prune_history(term, history, words))
 
     async def sweep(self, destination: str, block: bool, after: str | None, limit: int) -> Slice[str]:
-        """Look at the next ``limit`` keys, and make those of their heads due that are parked.
-
-        Any relay may do so at any time: it repeats, under their locks, what settles and operators do.
-        """
+        """Make the parked heads of the next ``limit`` keys due, under the locks of settles; any relay may."""
         return await self._run(lambda: self._sweep(destination, block, after, limit))
 
     async def unpark(self, destination: str, limit: int) -> int:
-        """Make parked rows due, whatever their keys: the destination is not ordered. Return how many."""
+        """Make parked rows of an unordered destination due; return the number of rows."""
         return await self._run(lambda: self._unpark(destination, limit))
 
     async def route(self, term: int, router: Router, after: Turn | None, limit: int) -> Slice[Turn] | None:
-        """Look at the next ``limit`` unrouted events, and give those to their destinations that are taken.
+        """Check the next ``limit`` unrouted events, and route those that a route takes, by position.
 
-        They arrive there in the order of their positions. Where somebody has locked one of them it raises
-        and routes none of its batch: to step over it would let the next of its key get ahead.
+        If one is locked, raise and route none of its batch: a later event of its key must not overtake it.
         """
-        # What a route says is asked for between two transactions: it may be the application's own function.
+        # Ask the routes between two transactions: a route may be the application's function.
         seen = await self._run(lambda: self._unrouted(term, after, limit))
         if seen is None:
             return None
         wanted = [
             (number(position), id_)
             for id_, _, position, event_type in seen
-            # One that no statement can name would be removed without a copy: it stays where it is.
+            # A row that cannot be addressed would be removed without a copy: leave it.
             if addressable(self._dialect, id_) and isinstance(event_type, str) and router.takes(event_type)
         ]
         ids, changed = [id_ for _, id_ in sorted(wanted, key=itemgetter(0))], 0
@@ -219,14 +210,14 @@ class SqlUpkeep:
         return Slice(changed, (self._dialect.from_time(due), position))
 
     async def _route_some(self, term: int, router: Router, ids: Sequence[Any]) -> int | None:
-        """Route these together; if the database refuses a row, one by one, so that only that one stays."""
+        """Route these together; if the database refuses a row, one by one, so that only that row stays."""
         waiting = await self._run(partial(self._waiting, ids))
         try:
             return await self._run(partial(self._route, term, _targets(waiting, router)), checked=True)
         except RowRefused as error:
             if len(ids) == 1:
                 if ids[0] not in self._refused:
-                    # PostgreSQL adds the row itself, with its payload.
+                    # PostgreSQL appends the row with its payload.
                     problem = str(error).partition(" DETAIL:")[0]
                     log.warning("row %s stays unrouted, because it breaks a constraint: %s", ids[0], problem)
                 self._refused.update(ids)
@@ -240,7 +231,7 @@ class SqlUpkeep:
         return changed
 
     async def record(self, minutes: Sequence[Minute]) -> None:
-        """Write what was counted, in place of what the same relay wrote for the same minute."""
+        """Write the counts over those of the same relay and minute."""
         await self._run(partial(ask, list(map(self._record, minutes))))
 
     def _record(self, row: Minute) -> Query:
@@ -248,7 +239,7 @@ class SqlUpkeep:
         return self._sql("record", **(asdict(row) | encoded))
 
     def _see(self, live: timedelta, first: Sequence[Query]) -> Steps[Beat]:
-        # The time first: between two round trips a member may be seen anew, and must not count as too old.
+        # The time comes first: a member seen between two round trips must not count as too old.
         *_, [[moment]], rows = yield [*first, self._sql("now"), self._sql("members")]
         now = self._dialect.from_time(moment)
         ages = {name: now - self._dialect.from_time(seen_at) for name, seen_at in rows}
@@ -261,7 +252,7 @@ class SqlUpkeep:
         return self._sql("fence", term=term)
 
     def _remove(self, term: int, which: str, words: dict[str, Any]) -> Steps[list[Row] | None]:
-        """Remove deliveries, and what is on record of their attempts; when they were delivered."""
+        """Remove deliveries and their attempts; return when they were delivered."""
         if self._dialect.one_statement:
             led, gone = yield [self._fence(term), self._sql(which, term=term, **words)]
             return gone if led else None
@@ -276,9 +267,9 @@ class SqlUpkeep:
         return [row[-1:] for row in found]
 
     def _keys_of(self, removed: Iterable[Row]) -> Iterator[Query]:
-        """Keep the keys that were given to those which became final long after they were emitted."""
+        """Renew the idempotency keys of rows that became final long after their emit."""
         for _, event_id, event_type, key, created, final, _ in removed:
-            # What somebody spoilt goes as well.
+            # Rows edited by hand are removed as well.
             with suppress(ValueError, TypeError, AttributeError):
                 lasted = self._dialect.from_time(final) - self._dialect.from_time(created)
                 if lasted > timedelta(seconds=PROMPT) and key.replace("-", "") != event_id:
@@ -322,14 +313,13 @@ class SqlUpkeep:
         return self._sql(name, after=self._dialect.to_uuid(after or UUID(int=0)), limit=limit)
 
     def _last(self, rows: Sequence[Row], limit: int) -> UUID | None:
-        """Return the last id of a full page from which the next one can go on."""
+        """Return the last valid id of a full page, where the next page continues."""
         for id_, *_ in reversed(rows if len(rows) == limit else ()):
             with suppress(ValueError, TypeError, AttributeError):
                 return self._dialect.from_uuid(id_)
         return None
 
     def _ids(self, ids: Iterable[Any]) -> Any:
-        """As the database takes many at once, where that is not one parameter each."""
         return f"{{{','.join(map(str, ids))}}}" if self._dialect.one_statement else list(ids)
 
     def _prune_history(self, term: int, history: History, words: dict[str, Any]) -> Steps[int | None]:
@@ -366,7 +356,7 @@ class SqlUpkeep:
         return Slice(len(gone), time(found[-1][2]) if len(found) == words["limit"] else None)
 
     def _forget(self, forget: str, found: Sequence[Sequence[Any]]) -> Steps[None]:
-        """A caller's transaction may hold a key for long: only those are removed that could be locked."""
+        """Remove only keys that could be locked: a caller's transaction may hold one for long."""
         keys: dict[str, list[str]] = defaultdict(list)
         for of, key in found:
             keys[of].append(key)
@@ -374,7 +364,7 @@ class SqlUpkeep:
             yield [self._sql(forget, of=of, keys=several)]
 
     def _sweep(self, destination: str, block: bool, first: str | None, limit: int) -> Steps[Slice[str]]:
-        """Where few rows are parked, their keys are all; otherwise one key comes after the other."""
+        """If few rows are parked, check their keys; otherwise step from key to key."""
         page = min(limit, KEYS)
         if first is None:
             [rows] = yield [self._sql("parked", destination=destination, limit=page)]
@@ -390,7 +380,6 @@ class SqlUpkeep:
         return Slice(0, first)
 
     def _next_keys(self, destination: str, first: str, limit: int) -> Steps[tuple[list[str], str | None]]:
-        """The keys of open rows from the first one on, and the one to go on with."""
         words = {"destination": destination, "first": first}
         if self._dialect.returning:
             [rows] = yield [self._sql("next_keys", **words, limit=limit + 1)]
@@ -398,11 +387,11 @@ class SqlUpkeep:
             return keys[:limit], keys[limit] if len(keys) > limit else None
         [rows] = yield [self._sql("keys_of_next_rows", **words, limit=limit * ROWS_OF_A_KEY)]
         keys = [key for [key] in rows]
-        # The first text behind a text, by the order of bytes, is that text with a NUL.
+        # In the order of bytes, the next text after a text is that text with a NUL.
         return keys, f"{keys[-1]}\0" if keys else None
 
     def _make_heads_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
-        """The locks are taken only where there is something to do, and then all is judged once more."""
+        """Take the locks only if a head is parked, and then check again."""
         words = {"destination": destination, "block": block}
         stuck: list[Row] = []
         if keys:
@@ -420,7 +409,7 @@ class SqlUpkeep:
         return (yield from self._make_due(destination, self._sql("unpark", **words, limit=limit)))
 
     def _make_due(self, destination: str, find: Query) -> Steps[int]:
-        """Where one statement does not do it, the rows are found and locked first; return how many."""
+        """Make rows due; without a single statement for it, find and lock them first. Return their number."""
         *_, found = yield [*lock_lines(self._store_sql, [destination]), find]
         if found and not self._dialect.one_statement:
             yield [self._sql("make_due", ids=[row[0] for row in found])]
@@ -439,13 +428,13 @@ class SqlUpkeep:
         [rows] = yield [self._sql("waiting", ids=self._ids(ids))]
         waiting = []
         for id_, event_id, *rest in rows:
-            # One that somebody spoilt stays where it is, and the others need not wait for it.
+            # A row edited by hand stays unrouted, without holding up the others.
             with suppress(ValueError, TypeError, AttributeError):
                 waiting.append((id_, Waiting(self._dialect.from_uuid(event_id), *rest)))
         return waiting
 
     def _route(self, term: int, targets: Sequence[dict[str, Any]]) -> Steps[int | None]:
-        """All is judged once more under the locks: an operator may have been there in the meantime."""
+        """Check again under the locks, because an operator may have changed rows meanwhile."""
         if not targets:
             return 0
         if self._dialect.one_statement:
@@ -465,7 +454,7 @@ class SqlUpkeep:
 
 
 def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dict[str, Any]]:
-    """A record for each row that is to be made; ``line`` keeps those of one event in the order given."""
+    """Return a record per new row; ``line`` keeps the order of an event's targets."""
     return [
         {
             "id": id_,
@@ -474,7 +463,7 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
             "destination": target.destination,
             "max_attempts": target.max_attempts,
             "final": target.final,
-            # Left out where there is none: null is a text to some JSON functions.
+            # Leave it out if it is None: some JSON functions read null as text.
             **({} if target.ordering_key is None else {"ordering_key": target.ordering_key}),
         }
         for id_, event in waiting
@@ -483,7 +472,6 @@ def _targets(waiting: Iterable[tuple[Any, Waiting]], router: Router) -> list[dic
 
 
 def _read(setting: Any) -> Setting:
-    """A setting, of the JSON as a driver gives it."""
     if isinstance(setting, str | bytes):
         return msgspec.json.decode(setting, type=Setting)
     return msgspec.convert(setting, Setting)
