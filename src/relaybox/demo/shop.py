@@ -1,7 +1,4 @@
-"""The demo's application: a shop, a relay, and two webhook receivers, one of them flaky.
-
-Clerks change orders concurrently, each change in one transaction with its event. Some roll back.
-"""
+"""The demo's application: a shop with concurrent clerks, a relay, and two webhook receivers, one flaky."""
 
 from __future__ import annotations
 
@@ -57,7 +54,6 @@ PAUSE_SECONDS = 0.025
 ROLLED_BACK, SAVEPOINT = 0.08, 0.1
 """The fractions of transactions that roll back completely, or only a savepoint."""
 MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}
-"""How often the flaky receiver does what."""
 SLOW_SECONDS = (0.05, 0.3)
 STEPS = ("order.placed", "order.paid", "order.packed", "order.shipped")
 
@@ -162,7 +158,6 @@ class Clerk:
         self._journal.write(Placed(ref, time.monotonic(), "savepoint"))
 
     def _change(self, session: Session, change: Change) -> None:
-        """Write the change and its event: both or neither."""
         session.execute(changes.insert().values(astuple(change)))
         payload = {"ref": change.ref, "number": change.number, "currency": "EUR", "channel": "web"}
         self._outbox.emit(session, "Order", change.order, change.type, payload)

@@ -56,9 +56,9 @@ def compare(
     times: Mapping[str, float],
     outages: Sequence[Outage] = (),
 ) -> Verdict:
-    """Return the verdict on one destination.
+    """Return the verdict on one destination; ``receipts`` are in the order of their arrival.
 
-    ``receipts`` are in order of arrival. One that does not match a committed change exactly is a phantom.
+    One that does not match a committed change exactly is a phantom.
     """
     real = set(committed)
     first: dict[Change, float] = {}

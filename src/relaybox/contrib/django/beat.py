@@ -23,8 +23,7 @@ CLEAN_UP_INTERVAL = 3600.0
 def beat_schedule(outbox: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
     """Return the entries for beat: ``CELERY_BEAT_SCHEDULE = {**beat_schedule(OUTBOX), ...}``.
 
-    Only settings.py has to pass ``OUTBOX``. A task expires when the next one is due, so that tasks do not
-    pile up while the workers are down.
+    A task expires when the next one is due, so that tasks do not pile up while the workers are down.
     """
     settings = get_settings() if outbox is None else parse(outbox)
     queue = {} if settings.QUEUE is None else {"queue": settings.QUEUE}

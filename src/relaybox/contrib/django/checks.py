@@ -30,7 +30,6 @@ OLDEST = {
     "mysql": ("MySQL", (8, 0)),
     "sqlite": ("SQLite", (3, 35)),
 }
-"""The oldest supported server versions."""
 
 UNROUTED = 1_000
 """The number of unrouted events from which the check collects event types."""

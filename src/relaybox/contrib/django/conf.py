@@ -286,7 +286,6 @@ def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterato
 
 
 def _has_backend() -> bool:
-    """True if the project's Django tasks go through the outbox."""
     given = getattr(settings, "TASKS", None)
     backends = given.values() if isinstance(given, Mapping) else ()
     for path in [backend.get("BACKEND") for backend in backends if isinstance(backend, Mapping)]:

@@ -167,7 +167,6 @@ def _drain(
 
 
 _tallies: defaultdict[tuple[int, str], list[Tally]] = defaultdict(list)
-"""Idle tallies by process and alias."""
 
 
 @contextmanager

@@ -1,7 +1,4 @@
-"""Emit events inside Django's open transaction, with ``emit_event`` or from a model's changes (``@emits``).
-
-After the commit, Celery or a relay is notified. If that fails, the next sweep or poll finds the rows.
-"""
+"""Emit events inside Django's open transaction, by ``emit_event`` or from a model's changes (``@emits``)."""
 
 from __future__ import annotations
 

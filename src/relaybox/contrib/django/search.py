@@ -1,7 +1,4 @@
-"""Read the rows of a QuerySet as search documents, and emit their events, on Django's connection.
-
-A page takes three statements: find the ids, lock their rows without joins, and run the QuerySet for them.
-"""
+"""Read a QuerySet's rows as search documents, locked by id without joins, and emit their events."""
 
 from __future__ import annotations
 
@@ -164,7 +161,6 @@ class QuerySetRows:
         return []
 
     def _emit_found(self, ids: Sequence[str], calls: Repairs, wait: float) -> Found:
-        """Emit for the existing rows, while they are locked."""
         with transaction.atomic(using=self._using):
             self._wait(wait)
             items = self._by_ids(ids, lock=True)

@@ -1,7 +1,6 @@
 """Signals for delivered and failed events and paused destinations, sent after the outcome is stored.
 
-The sender is ``OutboxEvent``. An error in a receiver is logged and has no other effect. A signal is lost if
-the process dies before it is sent: put what must happen into a handler.
+The sender is ``OutboxEvent``. A process that dies loses its signals: put what must happen into a handler.
 """
 
 from __future__ import annotations

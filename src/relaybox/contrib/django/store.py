@@ -1,7 +1,4 @@
-"""The store on Django's own connection, and the loop in which synchronous code runs a relay.
-
-``docs/explanation/django.md`` explains which thread does what.
-"""
+"""The store on Django's own connection, and the loop for it; see ``docs/explanation/django.md``."""
 
 from __future__ import annotations
 

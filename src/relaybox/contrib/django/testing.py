@@ -35,10 +35,7 @@ BUSY = "nothing is delivered inside an open atomic(): leave it first"
 
 
 class DjangoProbe(OutboxProbe):
-    """The project's outbox during one test.
-
-    ``using`` defaults to the routers' choice, or else the first of ``DATABASES`` that the test may use.
-    """
+    """The project's outbox in a test; ``using`` defaults to the routers' choice, else to an allowed alias."""
 
     def __init__(self, using: str | None = None, real: Collection[str] | None = ()) -> None:
         aliases = [using or default_alias(), *get_settings().DATABASES]
