@@ -1,1 +1,1 @@
-"""Relaybox inside other tools, one module each."""
+"""Integrations with other tools, one module for each."""

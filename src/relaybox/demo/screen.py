@@ -1,4 +1,4 @@
-"""The screen of the demo: live on a terminal, plain lines elsewhere, and tables at the end."""
+"""The demo's screen: live on a terminal, plain lines elsewhere, and tables at the end."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from relaybox.demo.verdict import Verdict, milliseconds
 
 PLAIN_WIDTH = 100
 LINE_EVERY = 2.0
-"""Seconds between two lines of progress where there is no terminal."""
+"""Seconds between two lines of progress without a terminal."""
 NAME_WIDTH, BAR_WIDTH = 7, 20
 STYLES = {"good": "green", "bad": "bold red", "waiting": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One part of the demo as it is now; ``mood`` is good, bad or waiting."""
+    """The current state of a part; ``mood`` is good, bad or waiting."""
 
     name: str
     state: str
@@ -35,7 +35,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Bar(Line):
-    """A destination, and how many events have arrived there."""
+    """A destination and its number of arrived events."""
 
     arrived: int
     duplicates: int
@@ -43,7 +43,7 @@ class Bar(Line):
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """Everything as it is now."""
+    """The current state of everything."""
 
     elapsed: float
     doing: str
@@ -60,11 +60,11 @@ class Lines:
         self._next = 0.0
 
     def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """Print one line."""
+        """Print a line."""
         self._console.print(f"{elapsed:5.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
     def update(self, view: View) -> None:
-        """Print a line from time to time."""
+        """Print a line of progress every ``LINE_EVERY`` seconds."""
         if view.elapsed < self._next:
             return
         self._next = view.elapsed + LINE_EVERY
@@ -81,7 +81,7 @@ class Dashboard:
         self._picture: RenderableType = ""
 
     def say(self, elapsed: float, text: str, mood: str = "") -> None:
-        """Add a line under the picture."""
+        """Add a line below the picture."""
         self._happened.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
         self._draw()
 
@@ -97,18 +97,17 @@ class Dashboard:
 
 
 Screen: TypeAlias = Lines | Dashboard
-"""Where the demo is shown: what happened, and how things are."""
 
 
 def make_console() -> Console:
-    """Return standard output, wide enough also if it is not a terminal."""
+    """Return standard output, with a fixed width if it is not a terminal."""
     found = Console(highlight=False)
     return found if found.is_terminal else Console(highlight=False, width=PLAIN_WIDTH)
 
 
 @contextmanager
 def open_screen(console: Console) -> Iterator[Screen]:
-    """Yield the kind of screen that fits the console."""
+    """Yield the screen that fits the console."""
     if not console.is_terminal:
         yield Lines(console)
         return
@@ -145,7 +144,7 @@ def _bars(bars: Sequence[Bar], committed: int) -> Table:
 
 
 def result_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
-    """Return what arrived, a line for each destination."""
+    """Return a table of what arrived at each destination."""
     table = _table("What arrived, compared with what the database holds")
     for name in ("committed", "delivered", "lost", "phantom", "out of\norder", "duplicates"):
         table.add_column(name, justify="right")
@@ -163,7 +162,7 @@ def result_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
 
 
 def latency_table(verdicts: Mapping[str, Verdict], total: Verdict) -> Table:
-    """Return how long it took, in an outage and outside."""
+    """Return a table of latencies, inside and outside outages."""
     table = _table("Milliseconds from commit to acknowledgement")
     for name in ("p50", "p99", "outside\noutages", "\np50", "\np99", "in an\noutage", "\np50", "\np99"):
         table.add_column(name, justify="right")

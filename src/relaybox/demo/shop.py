@@ -1,9 +1,4 @@
-"""The application: a shop that places orders, a relay, and two receivers, each in a process of its own.
-
-Several clerks work at once on the same orders, each change in one transaction with its event. Some change
-their mind and roll back, some roll back only a savepoint: then neither the change nor its event happened.
-The receivers are of webhooks; one of them is flaky.
-"""
+"""The demo's application: a shop with concurrent clerks, a relay, and two webhook receivers, one flaky."""
 
 from __future__ import annotations
 
@@ -44,7 +39,7 @@ from relaybox.outbox import Outbox
 from relaybox.wire.signature import verify
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
-"""Seconds. Far below the defaults, so that a killed relay's work is taken over while one watches."""
+"""Seconds, far below the defaults, so that viewers see a killed relay's work taken over."""
 POLICY: dict[str, Any] = {
     "ordered": True,
     "lease": LEASE,
@@ -57,9 +52,8 @@ CLERKS = 3
 OPEN_ORDERS = 40
 PAUSE_SECONDS = 0.025
 ROLLED_BACK, SAVEPOINT = 0.08, 0.1
-"""The parts of the transactions that roll back, all of it or a savepoint in it."""
+"""The fractions of transactions that roll back completely, or only a savepoint."""
 MOODS = {"well": 0.72, "slow": 0.12, "500": 0.07, "503": 0.06, "hangs": 0.03}
-"""How often the flaky receiver does what."""
 SLOW_SECONDS = (0.05, 0.3)
 STEPS = ("order.placed", "order.paid", "order.packed", "order.shipped")
 
@@ -71,7 +65,6 @@ orders = sa.Table(
     sa.Column("changes", sa.Integer, nullable=False),
     sa.Column("total", sa.Integer, nullable=False),
 )
-# Its columns are the fields of a Change.
 changes = sa.Table(
     "order_changes",
     metadata,
@@ -84,7 +77,7 @@ changes = sa.Table(
 
 
 def make_outbox(workspace: Workspace) -> Outbox:
-    """Return an outbox with three ordered destinations, and every event for all of them."""
+    """Return an outbox with three ordered destinations that all get every event."""
     http: dict[str, Any] = {**POLICY, "secret": f"file:{workspace.path(SECRET)}", "allow": ["127.0.0.0/8"]}
     outbox = Outbox(
         workspace.database,
@@ -106,11 +99,11 @@ def make_outbox(workspace: Workspace) -> Outbox:
 
 
 class ChangedMind(Exception):
-    """The transaction, or the savepoint, is not to be."""
+    """Raised to roll back the transaction or savepoint."""
 
 
 class Clerk:
-    """Place and change orders; safe in several threads at once."""
+    """A clerk who places and changes orders; safe in several threads at once."""
 
     def __init__(self, outbox: Outbox, engine: sa.Engine, journal: Journal) -> None:
         self._outbox = outbox
@@ -119,7 +112,7 @@ class Clerk:
         self._open: list[int] = []
 
     def work(self, until: float) -> None:
-        """Make one transaction after the other, with little pauses."""
+        """Run transactions with short pauses until a time."""
         while time.monotonic() < until:
             time.sleep(random.expovariate(1 / PAUSE_SECONDS))
             with Session(self._engine) as session:
@@ -142,7 +135,7 @@ class Clerk:
             self._open.append(order)
 
     def _advance(self, session: Session) -> tuple[int, int]:
-        """Return an order and the number of its next step; it is locked until the transaction ends."""
+        """Lock an order until the transaction ends; return it and the number of its next step."""
         if len(self._open) < OPEN_ORDERS:
             insert = orders.insert().values(changes=1, total=random.randint(10, 900))
             return session.execute(insert.returning(orders.c.id)).scalar_one(), 1
@@ -165,14 +158,13 @@ class Clerk:
         self._journal.write(Placed(ref, time.monotonic(), "savepoint"))
 
     def _change(self, session: Session, change: Change) -> None:
-        """Write the change and its event: both or neither."""
         session.execute(changes.insert().values(astuple(change)))
         payload = {"ref": change.ref, "number": change.number, "currency": "EUR", "channel": "web"}
         self._outbox.emit(session, "Order", change.order, change.type, payload)
 
 
 def trade(workspace: Workspace) -> None:
-    """Keep all clerks busy for as long as the workspace says."""
+    """Keep all clerks busy for the workspace's seconds."""
     outbox = make_outbox(workspace)
     engine = workspace.engine()
     engine.connect().close()
@@ -197,14 +189,14 @@ def deliver(workspace: Workspace) -> None:
 
 
 class Data(Struct):
-    """The payload that the shop emitted, as far as it is of interest."""
+    """The relevant part of the payload."""
 
     ref: str
     number: int
 
 
 class Body(Struct):
-    """What Relaybox posts."""
+    """The body of a webhook."""
 
     type: str
     aggregate_id: str
@@ -212,7 +204,7 @@ class Body(Struct):
 
 
 class Receiver:
-    """Acknowledge what is signed, after writing it down; a flaky receiver sometimes does not."""
+    """A receiver that writes signed events down, then acknowledges them; the flaky one sometimes fails."""
 
     def __init__(self, workspace: Workspace, name: str) -> None:
         self._secret = workspace.secret()
@@ -221,7 +213,7 @@ class Receiver:
         self._refused = Journal(workspace.journal(name, Fault))
 
     async def receive(self, request: web.Request) -> web.Response:
-        """Answer one request."""
+        """Answer a request."""
         body = await request.read()
         if not verify(body, request.headers, self._secret, now=time.time()):
             return self._refuse("401")
@@ -249,7 +241,7 @@ def change_of(body: bytes) -> Change:
 
 
 def receive(name: str, workspace: Workspace) -> None:
-    """Receive until killed; the flaky receiver does so with errors, delays and timeouts."""
+    """Receive until killed; the flaky receiver adds errors, delays and timeouts."""
     asyncio.run(_serve(workspace, name))
 
 
@@ -268,4 +260,3 @@ PARTS: dict[str, Callable[[Workspace], None]] = {
     "relay": deliver,
     **{name: partial(receive, name) for name in RECEIVERS},
 }
-"""What each process does."""

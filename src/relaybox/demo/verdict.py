@@ -1,7 +1,4 @@
-"""The verdict: what the database committed, compared with what a destination acknowledged.
-
-It is pure, so that it can be tested on histories that went wrong.
-"""
+"""Compare what the database committed with what a destination acknowledged, with pure functions."""
 
 from __future__ import annotations
 
@@ -14,7 +11,7 @@ from relaybox.demo.workspace import Change, Receipt
 
 @dataclass(frozen=True, slots=True)
 class Outage:
-    """Something was away, from one moment until everything flowed again."""
+    """The time from a failure until everything flowed again."""
 
     begin: float
     end: float
@@ -22,10 +19,9 @@ class Outage:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became of the committed changes at one destination, or at all of them together.
+    """The fate of the committed changes at one destination, or at all together.
 
-    ``calm`` and ``disturbed`` are the seconds from commit to first acknowledgement: ``disturbed`` of those
-    that were under way during an outage.
+    ``calm`` and ``disturbed`` are seconds from commit to first acknowledgement, outside and in an outage.
     """
 
     committed: int = 0
@@ -39,7 +35,7 @@ class Verdict:
 
     @property
     def good(self) -> bool:
-        """True if nothing was lost, made up or out of order. Duplicates are not a fault."""
+        """True if nothing was lost, phantom or out of order. Duplicates are allowed."""
         return not (self.lost or self.phantom or self.out_of_order)
 
     def __add__(self, other: Verdict) -> Verdict:
@@ -47,7 +43,7 @@ class Verdict:
         return Verdict(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
     def summary(self) -> dict[str, int | float | None]:
-        """Return the line of JSON."""
+        """Return the values for the line of JSON."""
         latencies = (*self.calm, *self.disturbed)
         values = {each.name: getattr(self, each.name) for each in fields(self)}
         counts = {name: value for name, value in values.items() if isinstance(value, int)}
@@ -60,10 +56,9 @@ def compare(
     times: Mapping[str, float],
     outages: Sequence[Outage] = (),
 ) -> Verdict:
-    """Return the verdict on one destination.
+    """Return the verdict on one destination; ``receipts`` are in the order of their arrival.
 
-    ``receipts`` stand in the order of arrival; ``times`` says by reference when a change was committed.
-    A receipt of anything that is not exactly a committed change is a phantom.
+    One that does not match a committed change exactly is a phantom.
     """
     real = set(committed)
     first: dict[Change, float] = {}
@@ -99,8 +94,8 @@ def _latencies(
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     parts: tuple[list[float], list[float]] = ([], [])
     for change, arrived in first.items():
-        # The receiver may be quicker than the shop, which looks at the clock only after its commit. A shop
-        # that was ended half-way may have left no time at all.
+        # The receiver may be faster than the shop, which reads the clock after its commit. A shop that was
+        # stopped early may have recorded no time.
         committed = min(times.get(change.ref, arrived), arrived)
         touched = any(committed < outage.end and arrived > outage.begin for outage in outages)
         parts[touched].append(arrived - committed)
@@ -108,7 +103,7 @@ def _latencies(
 
 
 def milliseconds(latencies: Sequence[float], part: float) -> float | None:
-    """Return the latency that this part of all does not exceed, or None if there are no latencies."""
+    """Return the percentile in milliseconds, or None without latencies."""
     if not latencies:
         return None
     return round(1000 * sorted(latencies)[math.ceil(part * len(latencies)) - 1], 1)

@@ -1,8 +1,4 @@
-"""What the processes of the demo share: a database, ports, and a directory with their journals.
-
-A process writes what it saw to a journal of its own, which keeps it even if the process is killed the moment
-after.
-"""
+"""What the demo's processes share: a database, ports, and journals that survive a killed process."""
 
 from __future__ import annotations
 
@@ -25,7 +21,7 @@ T = TypeVar("T")
 
 
 class Change(Struct, frozen=True):
-    """One step in the life of an order: the ``number``-th of its order, by the shop's own reference."""
+    """The ``number``-th change of an order, with the shop's own reference."""
 
     ref: str
     order: int
@@ -34,14 +30,14 @@ class Change(Struct, frozen=True):
 
 
 class Receipt(Struct, frozen=True):
-    """A receiver acknowledged a change; moments are of the machine's monotonic clock, in seconds."""
+    """A receiver acknowledged a change; ``at`` is in seconds of the machine's monotonic clock."""
 
     change: Change
     at: float
 
 
 class Placed(Struct, frozen=True):
-    """What the shop believes of a change: it was committed, or undone by ``rollback`` or ``savepoint``."""
+    """A change in the shop's view: committed, or undone by ``rollback`` or ``savepoint``."""
 
     ref: str
     at: float
@@ -49,7 +45,7 @@ class Placed(Struct, frozen=True):
 
 
 class Fault(Struct, frozen=True):
-    """A receiver did not acknowledge: ``kind`` says how it refused."""
+    """A receiver did not acknowledge; ``kind`` says how it failed."""
 
     kind: str
     at: float
@@ -57,7 +53,7 @@ class Fault(Struct, frozen=True):
 
 @contextmanager
 def _locked(file: int, kind: int) -> Iterator[None]:
-    """Lock the file: not every file system shows a write to its readers as a whole."""
+    """Lock the file, because some file systems show readers half a write."""
     fcntl.flock(file, kind)
     try:
         yield
@@ -66,19 +62,19 @@ def _locked(file: int, kind: int) -> Iterator[None]:
 
 
 class Journal:
-    """Append records to a file: each is one write, so that a killed process does not leave half of one."""
+    """A file of records, each one write, so that a killed process does not leave half of one."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
     def write(self, record: Struct) -> None:
-        """Append a record; when this returns, only the machine itself can lose it."""
+        """Append a record; after this, only a crash of the machine can lose it."""
         with _locked(self._file, fcntl.LOCK_EX):
             os.write(self._file, json.encode(record) + b"\n")
 
 
 class Reader(Generic[T]):
-    """Read a journal while it grows. ``records`` are those found so far, in the order of writing."""
+    """A reader of a growing journal; ``records`` holds the records so far, in order."""
 
     def __init__(self, path: Path, kind: type[T]) -> None:
         self.records: list[T] = []
@@ -87,7 +83,7 @@ class Reader(Generic[T]):
         self._offset = 0
 
     def read(self) -> list[T]:
-        """Return the records that came since the last time."""
+        """Return the records since the last read."""
         if not self._path.exists():
             return []
         with self._path.open("rb") as file, _locked(file.fileno(), fcntl.LOCK_SH):
@@ -101,7 +97,7 @@ class Reader(Generic[T]):
 
 
 class Workspace(Struct, frozen=True):
-    """Where everything is: ``directory`` has the journals, the logs and the webhooks' secret."""
+    """The demo's paths and addresses; ``directory`` has journals, logs and the webhooks' secret."""
 
     directory: str
     database: str
@@ -109,7 +105,7 @@ class Workspace(Struct, frozen=True):
     seconds: float
 
     def path(self, name: str) -> Path:
-        """Return a file of the demo."""
+        """Return the path of a file of the demo."""
         return Path(self.directory) / name
 
     def engine(self) -> sa.Engine:
@@ -117,21 +113,21 @@ class Workspace(Struct, frozen=True):
         return sa.create_engine(sa.make_url(self.database).set(drivername="postgresql+psycopg"))
 
     def url(self, receiver: str) -> str:
-        """Return where a receiver takes events."""
+        """Return a receiver's URL."""
         return f"http://127.0.0.1:{self.ports[receiver]}/events"
 
     def secret(self) -> str:
-        """Return what the relay signs with and the receivers verify with."""
+        """Return the secret that the relay signs with and the receivers verify with."""
         return self.path(SECRET).read_text()
 
     def journal(self, owner: str, kind: type[Struct]) -> Path:
-        """Return the file in which the shop or a destination writes records of a kind."""
+        """Return the file for records of a kind from the shop or a destination."""
         return self.path(f"{owner}.{kind.__name__}")
 
     def ready_file(self, pid: int) -> Path:
-        """Return the file that a process makes when it is at work."""
+        """Return the file that a process creates when it is ready."""
         return self.path(f"ready.{pid}")
 
     def ready(self) -> None:
-        """Say that this process is at work."""
+        """Report that this process is ready."""
         self.ready_file(os.getpid()).touch()

@@ -1,7 +1,4 @@
-"""Relaybox as a Django app: ``INSTALLED_APPS = [..., "relaybox.contrib.django"]``.
-
-These names may be imported before the apps are ready.
-"""
+"""Relaybox as a Django app. These names can be imported before the apps are ready."""
 
 from relaybox.contrib.django.conf import enabled, rollout, shadow
 from relaybox.contrib.django.emit import aemit_event, aemit_events, emit_event, emit_events, emits

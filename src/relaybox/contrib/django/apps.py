@@ -1,4 +1,4 @@
-"""The app."""
+"""The Django app's configuration."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from django.utils.module_loading import autodiscover_modules
 
 
 class RelayboxConfig(AppConfig):  # type: ignore[misc]
-    """``relaybox.contrib.django``, called ``relaybox`` among the installed apps."""
+    """The app ``relaybox.contrib.django``, with the label ``relaybox``."""
 
     name = "relaybox.contrib.django"
     label = "relaybox"
@@ -17,13 +17,13 @@ class RelayboxConfig(AppConfig):  # type: ignore[misc]
     default_auto_field = "django.db.models.BigAutoField"
 
     def ready(self) -> None:
-        """Register the checks, and find the handlers of every app."""
+        """Register the checks and import every app's ``outbox_handlers``."""
         from relaybox.contrib.django import checks  # noqa: F401
         from relaybox.contrib.django.conf import deliverer, forget
         from relaybox.contrib.django.tables import create_tables_without_migrations
         from relaybox.core.commands import Program
 
-        # What messages tell the reader to type.
+        # Messages name these commands and settings.
         Program.name, Program.migrate = "manage.py outbox", "manage.py migrate relaybox"
         Program.otherwise = ""
         Program.route = "add {!r}: ['…'] to OUTBOX['ROUTES']"

@@ -1,8 +1,4 @@
-"""The schedule of Celery's beat: as a dict for its settings, or as rows of django-celery-beat.
-
-CELERY_BEAT_SCHEDULE = {**beat_schedule(OUTBOX), ...}     # in settings.py
-app.conf.beat_schedule |= beat_schedule()                 # or in celery.py
-"""
+"""Schedule the sweep and the clean-up in Celery beat's settings, or in django-celery-beat's tables."""
 
 from __future__ import annotations
 
@@ -25,10 +21,9 @@ CLEAN_UP_INTERVAL = 3600.0
 
 
 def beat_schedule(outbox: Mapping[str, Any] | None = None) -> dict[str, dict[str, Any]]:
-    """The entries for ``beat_schedule``: the sweep every ``SWEEP_INTERVAL``, the clean-up every hour.
+    """Return the entries for beat: ``CELERY_BEAT_SCHEDULE = {**beat_schedule(OUTBOX), ...}``.
 
-    ``outbox`` is the dict ``OUTBOX``, which settings.py itself has to hand over. A task that no worker took
-    before the next one was due expires, so that none pile up while the workers are down.
+    A task expires when the next one is due, so that tasks do not pile up while the workers are down.
     """
     settings = get_settings() if outbox is None else parse(outbox)
     queue = {} if settings.QUEUE is None else {"queue": settings.QUEUE}
@@ -43,10 +38,7 @@ def beat_schedule(outbox: Mapping[str, Any] | None = None) -> dict[str, dict[str
 
 
 def register() -> dict[str, float]:
-    """Write the schedule into django-celery-beat's tables; the names of the entries, and their seconds.
-
-    What is there under these names is brought up to date, but stays switched off where somebody did that.
-    """
+    """Create or update django-celery-beat's entries (disabled ones stay so); return their seconds by name."""
     schedule = beat_schedule()
     with _models() as models:
         for name, entry in schedule.items():
@@ -55,7 +47,7 @@ def register() -> dict[str, float]:
 
 
 def unregister() -> int:
-    """Take the schedule out of django-celery-beat's tables; how many entries that was."""
+    """Remove django-celery-beat's entries, and return their number."""
     with _models() as models:
         _, removed = models.PeriodicTask.objects.filter(name__in=list(beat_schedule())).delete()
     return int(removed.get("django_celery_beat.PeriodicTask", 0))

@@ -1,7 +1,4 @@
-"""Celery tasks that are queued if and only if a transaction commits.
-
-``@shared_task(base=OutboxTask)``, or ``Celery("project", task_cls=OutboxTask)`` for all of a project's.
-"""
+"""Celery tasks (``@shared_task(base=OutboxTask)``) that are queued if and only if a transaction commits."""
 
 from __future__ import annotations
 
@@ -24,16 +21,16 @@ OPTIONS = (
     *("queue", "exchange", "routing_key", "priority", "expires", "serializer", "compression"),
     *("headers", "shadow", "time_limit", "soft_time_limit", "ignore_result"),
 )
-"""The options of ``apply_async`` that a task in the outbox may have."""
+"""The options of ``apply_async`` that work through the outbox."""
 
 
 class OutboxTask(Task):  # type: ignore[misc]
-    """A task that can be called through the outbox as well as directly."""
+    """A task that can be called through the outbox; ``Celery(…, task_cls=OutboxTask)`` makes all tasks so."""
 
     abstract = True
 
     def delay_via_outbox(self, *args: Any, **kwargs: Any) -> AsyncResult:
-        """``delay`` inside the open ``atomic()``: the task is queued once that has committed."""
+        """Queue the task with ``delay`` once the open ``atomic()`` commits."""
         return self.apply_async_via_outbox(args, kwargs)
 
     def apply_async_via_outbox(
@@ -48,14 +45,11 @@ class OutboxTask(Task):  # type: ignore[misc]
         using: str | None = None,
         **options: Any,
     ) -> AsyncResult:
-        """``apply_async`` inside the open ``atomic()``: the task is queued once that has committed.
+        """Queue the task with ``apply_async`` once the open ``atomic()`` commits.
 
-        It is queued at least once, each time with the same id. With ``countdown`` or ``eta`` it is queued
-        then, and not sooner. Within one task's calls, an ``idempotency_key`` that was given before queues
-        nothing, and the result is that of the first call. ``key`` and ``using`` are those of ``emit_event``,
-        ``options`` those of ``OPTIONS``.
-
-        Raises what ``emit_event`` raises: before anything is written, so that the transaction can go on.
+        It is queued at least once, always with the same id, and not before ``countdown`` or ``eta``. If the
+        same task repeats an ``idempotency_key``, nothing is queued and the first call's result is returned.
+        ``key``, ``using`` and the errors are those of ``emit_event``; ``options`` are limited to ``OPTIONS``.
         """
         arguments = dict(kwargs or {})
         if self.typing:
@@ -84,7 +78,7 @@ class OutboxTask(Task):  # type: ignore[misc]
                 fix = f"a task in the outbox has no such option{did_you_mean(name, OPTIONS)}"
                 raise InvalidField(name, value, fix)
         if isinstance(seconds := given.get("expires"), int | float):
-            # From now on, not from when it is queued.
+            # Count from the call, not from the moment the task is queued.
             given["expires"] = self._moment("", None, "expires", seconds)
         return list(given.items())
 
@@ -111,7 +105,7 @@ def _check_destination() -> None:
 
 
 def _plain(value: Any, path: str) -> Any:
-    """As Celery writes it in JSON: times, decimals and UUIDs become what they were when it is read."""
+    """Return the value as Celery writes it in JSON, from which it restores times, decimals and UUIDs."""
     try:
         return json.loads(dumps(value))  # type: ignore[no-untyped-call]
     except (TypeError, ValueError, RecursionError) as error:

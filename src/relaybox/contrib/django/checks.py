@@ -1,7 +1,4 @@
-"""System checks: ``manage.py check`` reports each thing that is wrong with the outbox by itself.
-
-``docs/reference/django.md`` says what each id means.
-"""
+"""System checks, one message for each mistake; ``docs/reference/django.md`` explains the ids."""
 
 from __future__ import annotations
 
@@ -33,29 +30,28 @@ OLDEST = {
     "mysql": ("MySQL", (8, 0)),
     "sqlite": ("SQLite", (3, 35)),
 }
-"""The oldest servers that can hold an outbox."""
 
 UNROUTED = 1_000
-"""How many waiting events are looked at for the types that no route takes."""
+"""The number of unrouted events from which the check collects event types."""
 
 SEVERAL = {"DESTINATIONS": "relaybox.E003", "ROUTES": "relaybox.E004", "HANDLERS": "relaybox.E005"}
-"""Settings that hold several things, each of which may be wrong by itself."""
+"""Settings with several entries, each of which is checked on its own."""
 
 
 @register()  # type: ignore[untyped-decorator]
 def check_settings(**_: Any) -> list[CheckMessage]:
-    """Check everything that needs no database."""
+    """Run the checks that need no database."""
     with warnings.catch_warnings(record=True) as noted:
         warnings.simplefilter("always")
         found = _settings()
-    # Some are noted at every reading.
+    # A warning may repeat at every reading.
     told = dict.fromkeys(str(one.message) for one in noted if issubclass(one.category, ConfigWarning))
     return [*found, *(Warning(text, id="relaybox.W004") for text in told)]
 
 
 def _settings() -> list[CheckMessage]:
     if errors := list(_mistakes(getattr(django_settings, "OUTBOX", {}))):
-        # A mistake may be found twice; messages can be compared, not hashed.
+        # A mistake may be found twice. Messages compare but do not hash.
         return [error for index, error in enumerate(errors) if error not in errors[:index]]
     try:
         configuration = conf.get_configuration()
@@ -69,7 +65,7 @@ def _settings() -> list[CheckMessage]:
 
 
 def _mistakes(given: Any) -> Iterator[CheckMessage]:
-    """Yield an error for each mistake in ``OUTBOX``, where ``parse`` stops at the first."""
+    """Yield an error for each mistake in ``OUTBOX``; ``parse`` stops at the first."""
     if not isinstance(given, Mapping):
         yield from _tried("relaybox.E001", parse, given)
         return
@@ -86,7 +82,6 @@ def _mistakes(given: Any) -> Iterator[CheckMessage]:
 
 
 def _tried(id_: str, function: Callable[..., Any], *given: Any, **options: Any) -> Iterator[CheckMessage]:
-    """Yield an error if the function raises ``ConfigError``."""
     try:
         function(*given, **options)
     except ConfigError as error:
@@ -94,7 +89,6 @@ def _tried(id_: str, function: Callable[..., Any], *given: Any, **options: Any) 
 
 
 def _unknown_functions(given: Any) -> Iterator[CheckMessage]:
-    """Yield an error for each path of ``HANDLERS`` that does not lead to a function."""
     for events, paths in given.items() if isinstance(given, Mapping) else ():
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else ():
             try:
@@ -104,7 +98,7 @@ def _unknown_functions(given: Any) -> Iterator[CheckMessage]:
 
 
 def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
-    """Yield an error for each route to a missing destination; one that is there may be wrong itself."""
+    """Yield an error for each route to a missing destination; a broken one is reported on its own."""
     destinations, handlers = given.get("DESTINATIONS"), given.get("HANDLERS")
     try:
         routes = parse({"ROUTES": given.get("ROUTES", ())}).ROUTES
@@ -120,11 +114,11 @@ def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
 
 @register(Tags.database)  # type: ignore[untyped-decorator]
 def check_databases(databases: Sequence[str] | None = None, **_: Any) -> list[CheckMessage]:
-    """Check the databases themselves."""
+    """Check the databases: their versions, their tables and their unrouted events."""
     try:
         settings = get_settings()
     except ConfigError:
-        # Told without a database.
+        # ``check_settings`` reports it.
         return []
     wanted = [one for one in settings.DATABASES if one in (databases or ()) and one in connections.settings]
     return [message for alias in wanted for message in _database(alias)]
@@ -167,7 +161,7 @@ def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
 
 
 def _limits(settings: OutboxSettings, celery: Any) -> Iterator[CheckMessage]:
-    """A task that is ended in mid-delivery leaves its rows to wait until their leases run out."""
+    """Warn of a limit that stops a task during delivery: its rows would wait until their leases expire."""
     from relaybox.contrib.django.drain import PATIENCE
 
     needed = settings.DRAIN_SECONDS + PATIENCE
@@ -180,7 +174,7 @@ def _limits(settings: OutboxSettings, celery: Any) -> Iterator[CheckMessage]:
 
 
 def _schedule(celery: Any) -> Iterator[CheckMessage]:
-    """Look for the sweep in the settings; a schedule in a database is not looked into."""
+    """Warn if the settings schedule no sweep; schedules in a database are not read."""
     schedule = celery.beat_schedule or {}
     in_database = "Database" in str(celery.beat_scheduler)
     if in_database or (not schedule and apps.is_installed("django_celery_beat")) or celery.task_always_eager:
@@ -197,7 +191,7 @@ def _destination(destination: Destination, configuration: Configuration) -> Iter
     try:
         destination.check_secrets()
     except ConfigError as error:
-        # Not an error: only the process that delivers needs it, and this may be another.
+        # Only the process that delivers needs the secret, so this is not an error.
         yield Warning(str(error), hint=SECRET, id="relaybox.W001")
         return
     try:
@@ -228,14 +222,14 @@ def _database(alias: str) -> Iterable[CheckMessage]:
             text = f"database {alias!r}: {name} {found} is too old for an outbox"
             return [Error(text, hint=f"It needs {name} {needed} or newer.", id="relaybox.E009")]
         if "django_migrations" not in connection.introspection.table_names():
-            # Nothing at all was migrated yet.
+            # The project has not run any migration yet.
             return []
         check_tables(alias)
         return _unrouted(alias)
     except (SchemaError, StoreError) as error:
         return [Warning(str(error), id="relaybox.W008")]
     except (ConfigError, DatabaseError):
-        # Told without a database, or Django tells it itself.
+        # ``check_settings`` or Django reports it.
         return []
 
 

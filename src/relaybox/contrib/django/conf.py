@@ -1,14 +1,10 @@
-"""The ``OUTBOX`` settings, and the destinations, routes and functions that they and the handlers amount to.
+"""Read the ``OUTBOX`` settings, and combine them with the handlers into the core's settings.
 
-``get_settings`` returns the settings as they are written, typed and checked; an error names the key and the
-fix. ``get_configuration`` returns what the core makes of them.
-
-Two destinations exist without being written down: the project's Celery tasks and its Django tasks. Write them
-down to give them other options: ``"celery": {"sink": "celery:", …}`` and ``"tasks": {"sink": "handler:", …}``
-in ``OUTBOX["DESTINATIONS"]``.
+Two destinations exist by default: ``celery`` for Celery tasks and ``tasks`` for Django tasks. To change their
+options, add ``"celery": {"sink": "celery:", …}`` or ``"tasks": {"sink": "handler:", …}`` to ``DESTINATIONS``.
 """
 
-# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# A Setting is a descriptor, so all instances share it on purpose.
 # ruff: noqa: RUF009
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ TASKS = "tasks"
 """The destination of ``task_backend.OutboxBackend``."""
 
 CONNECTIONS = 4
-"""The connections to the broker of one process that delivers: publishing takes a moment."""
+"""Connections to the broker for each delivering process; publishing is quick, so a few are enough."""
 
 
 def _table(value: Mapping[str, Any] | None, setting: str) -> dict[str, Any]:
@@ -69,7 +65,7 @@ def _table(value: Mapping[str, Any] | None, setting: str) -> dict[str, Any]:
 
 
 def _routes(value: Routes, setting: str) -> tuple[Route, ...]:
-    """``{"file.*": ["runner"]}``, or a list of ``{"events": …, "to": …}``."""
+    """Return the routes of ``{"file.*": ["runner"]}``, or of a list of ``{"events": …, "to": …}``."""
     if isinstance(value, Mapping):
         return tuple(Route(events, to) for events, to in value.items())
     if isinstance(value, str) or not isinstance(value, Iterable):
@@ -92,21 +88,7 @@ def _hours(value: float, setting: str) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class OutboxSettings:
-    """What ``OUTBOX`` may hold.
-
-    - ``DESTINATIONS``: name → the options of a ``relaybox.Destination``. ``ROUTES``: event types → names.
-    - ``HANDLERS``: event types → dotted paths of functions.
-    - ``DATABASES``: the aliases that hold an outbox, which sweeps and clean-ups go through.
-    - ``REQUIRE_ATOMIC``: True if ``emit_event`` raises outside ``atomic()``.
-    - ``DISPATCH``: who is notified of a commit: ``celery``, a running ``relay``, ``none``; ``auto`` is Celery
-      if the project has a Celery application, otherwise a relay, and nobody in tests.
-    - ``QUEUE``: the Celery queue of the delivery task.
-    - ``SWEEP_INTERVAL``: how often beat looks for what is due. ``DRAIN_SECONDS``: how long one task delivers.
-      ``EAGER_SECONDS``: how long an eager task may hold up the request.
-    - ``RETENTION_HOURS``, ``MAX_ATTEMPTS``, ``BACKOFF``: for destinations that do not say otherwise.
-    - ``UNROUTED``, ``MAX_PAYLOAD``, ``NOTIFY``, ``INBOX_WINDOW``, ``IDEMPOTENCY_WINDOW``: as in
-      ``relaybox.toml``.
-    """
+    """The keys of ``OUTBOX``; ``docs/reference/django.md`` explains each."""
 
     DESTINATIONS: Setting[Mapping[str, Any] | None, dict[str, Any]] = Setting(_table, None)
     ROUTES: Setting[Routes, tuple[Route, ...]] = Setting(_routes, ())
@@ -135,12 +117,12 @@ class OutboxSettings:
 
     @functools.cached_property
     def backoff(self) -> Backoff:
-        """Return the backoff; its first wait is a minute because the sweep does not come sooner."""
+        """Return the backoff. It starts at a minute because the sweep does not run more often by default."""
         return Backoff.from_mapping({"base": 60.0, **self.BACKOFF})
 
     @property
     def defaults(self) -> dict[str, Any]:
-        """Return the options of a destination that does not set its own."""
+        """Return the default options of a destination."""
         return {
             "max_attempts": self.MAX_ATTEMPTS,
             "backoff": self.backoff,
@@ -149,7 +131,7 @@ class OutboxSettings:
 
     @functools.cached_property
     def destinations(self) -> tuple[Destination, ...]:
-        """Return the destinations of ``DESTINATIONS``."""
+        """Return the destinations in ``DESTINATIONS``."""
         fix = "write a dict such as {'sink': 'https://example.org/events'}"
         for name, given in self.DESTINATIONS.items():
             if not isinstance(given, Mapping):
@@ -161,21 +143,17 @@ class OutboxSettings:
 
     @property
     def by_celery(self) -> bool:
-        """True if Celery's workers deliver."""
+        """True if Celery workers deliver."""
         return self.DISPATCH == "celery" or (self.DISPATCH == "auto" and has_celery())
 
     @property
     def rings(self) -> bool:
-        """True if relays of other processes are notified of a commit.
-
-        None of them serves the databases of Django's tests, and a connection that stays open to notify one
-        would keep them from being dropped.
-        """
+        """True if a commit notifies relays. In tests, the open connection would block dropping a database."""
         return self.DISPATCH == "relay" or not in_tests()
 
 
 def has_celery() -> bool:
-    """True if the project has a Celery application; otherwise Celery makes one up that leads nowhere."""
+    """True if the project has a Celery application, not only the default one that Celery makes up."""
     if find_spec("celery") is None:
         return False
     from celery import current_app
@@ -184,7 +162,7 @@ def has_celery() -> bool:
 
 
 def deliverer() -> str | None:
-    """Return what delivers where no relay runs, in words; None if Celery does not."""
+    """Describe what delivers without a relay; return None if Celery does not deliver."""
     settings = get_settings()
     if not settings.by_celery:
         return None
@@ -196,12 +174,12 @@ KEYS = tuple(field.name for field in fields(OutboxSettings))
 
 @functools.cache
 def get_settings() -> OutboxSettings:
-    """Return the current settings; ``forget`` has them read again. Raise ``ConfigError``."""
+    """Return the current settings, cached until ``forget``. Raise ``ConfigError``."""
     return parse(getattr(settings, "OUTBOX", {}))
 
 
 def parse(given: Any) -> OutboxSettings:
-    """Return the settings in a dict ``OUTBOX``. Raise ``ConfigError``."""
+    """Return the settings in an ``OUTBOX`` dict. Raise ``ConfigError``."""
     if not isinstance(given, Mapping):
         raise ConfigError(f"OUTBOX is a {type(given).__name__}; write a dict of settings")
     upper = {str(key).upper(): f"write it in capitals: {str(key).upper()!r}" for key in given}
@@ -210,7 +188,7 @@ def parse(given: Any) -> OutboxSettings:
 
 
 class Configuration(NamedTuple):
-    """The core's settings without the database, and the functions by the names of their destinations."""
+    """The core's settings without the database, and the handlers by destination."""
 
     settings: Settings
     handlers: dict[str, Callable[..., Any]]
@@ -222,7 +200,7 @@ def get_configuration() -> Configuration:
     return _make(_version)
 
 
-# Cached by version: a thread that is still reading the former settings does not overwrite the present ones.
+# Cached by version, so that a thread still reading old settings cannot overwrite the current ones.
 @functools.lru_cache(1)
 def _make(_: int) -> Configuration:
     given = get_settings()
@@ -247,24 +225,24 @@ def _make(_: int) -> Configuration:
 
 
 _changed: dict[tuple[tuple[str, ...], tuple[str, ...]], Route] = {}
-"""The routes that were changed in this process, by their events and destinations."""
+"""The routes changed in this process, by events and destinations."""
 _changing = threading.Lock()
 _versions = itertools.count()
 _version = next(_versions)
 
 
 def enabled(route: Route | str, aggregate_id: Any) -> bool:
-    """True if the route really sends the events of this aggregate, as ``Outbox.enabled`` says."""
+    """True if the route sends the events of this aggregate; see ``Outbox.enabled``."""
     return is_sent(get_configuration().builder.routes, route, aggregate_id)
 
 
 def rollout(route: Route | str, percent: float) -> None:
-    """Take the events of this percentage of the aggregates from now on, in this process."""
+    """Send the events of this percentage of the aggregates, from now on and in this process."""
     _change(route, rollout=percent)
 
 
 def shadow(route: Route | str, on: bool) -> None:
-    """Store the route's events and send none of them, or send them again, from now on, in this process."""
+    """Turn shadow mode on (store the route's events without sending) or off, in this process."""
     _change(route, shadow=on)
 
 
@@ -276,10 +254,7 @@ def _change(which: Which, **values: Any) -> None:
 
 
 def forget(setting: str = "", **_: Any) -> None:
-    """Read the settings and the handlers again at the next use.
-
-    If ``OUTBOX`` is another one, also forget the changes of routes in this process.
-    """
+    """Read settings and handlers again at the next use. If ``OUTBOX`` changed, drop changes of routes."""
     if setting == "OUTBOX":
         _changed.clear()
     get_settings.cache_clear()
@@ -292,10 +267,7 @@ def _renew() -> None:
 
 
 def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterator[Handler]:
-    """Yield the destinations that are not written down and that the project needs.
-
-    Raise ``ConfigError`` if one of its own has the same name.
-    """
+    """Yield the default destinations that the project needs. Raise ``ConfigError`` if ``tasks`` is taken."""
     sinks = {destination.name: destination.sink for destination in written}
     if (
         find_spec("celery") is not None
@@ -314,11 +286,10 @@ def implicit(written: Sequence[Destination], handlers: Sequence[str]) -> Iterato
 
 
 def _has_backend() -> bool:
-    """True if the project's Django tasks go through the outbox."""
     given = getattr(settings, "TASKS", None)
     backends = given.values() if isinstance(given, Mapping) else ()
     for path in [backend.get("BACKEND") for backend in backends if isinstance(backend, Mapping)]:
-        # Django itself reports a backend that cannot be imported.
+        # Django reports a backend that cannot be imported.
         with suppress(ImportError):
             found = import_string(str(path))
             from relaybox.contrib.django.task_backend import OutboxBackend

@@ -1,7 +1,4 @@
-"""Django's databases as the core needs them: an alias's connection, dialect and URL, and its statements.
-
-Values go in and come back as the core has them, whatever Django's backend makes of times and bytes.
-"""
+"""Adapt Django's connections to the core: dialects, URLs, statements, errors, times and bytes."""
 
 from __future__ import annotations
 
@@ -27,18 +24,18 @@ from relaybox.errors import ConfigError, did_you_mean
 T = TypeVar("T")
 
 _OWN = {"isolation_level", "server_side_binding", "pool", "assume_role", "init_command", "transaction_mode"}
-"""Options that are Django's, not the server's."""
+"""Options for Django, not for the server."""
 
 
 def connection_of(using: str) -> BaseDatabaseWrapper:
-    """Return this thread's connection of an alias. Raise ``ConfigError`` if there is no such alias."""
+    """Return this thread's connection to an alias. Raise ``ConfigError`` if the alias does not exist."""
     if using not in connections.settings:
         raise ConfigError(f"using = {using!r}: no database is called that{did_you_mean(using, connections)}")
     return connections[using]
 
 
 def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
-    """Return the dialect of a connection. MySQL and MariaDB share a vendor, so the server is asked."""
+    """Return a connection's dialect; ask the server, because MySQL and MariaDB share a vendor."""
     match connection.vendor:
         case "postgresql":
             return POSTGRESQL
@@ -96,12 +93,12 @@ def _unsupported(connection: BaseDatabaseWrapper) -> ConfigError:
 
 @functools.cache
 def get_tables() -> Tables:
-    """Return the core's tables, under the names that the models have."""
+    """Return the core's tables, with the names that the models use."""
     return make_tables(sa.MetaData())
 
 
 def get_statements(dialect: Dialect) -> Statements:
-    """Return the statements of a dialect; every backend of Django takes ``%s``."""
+    """Return the statements of a dialect, with Django's ``%s`` placeholders."""
     return _statements(dialect.name)
 
 
@@ -111,7 +108,7 @@ def _statements(dialect: str) -> Statements:
 
 
 def execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | None = None) -> list[Row]:
-    """Execute one statement and return its rows; without parameters, a ``%`` in it is written once."""
+    """Execute a statement and return its rows. Write ``%`` once if there are no parameters."""
     with connection.cursor() as cursor:
         cursor.execute(sql, params)
         rows: list[Row] = cursor.fetchall() if cursor.description else []
@@ -120,7 +117,7 @@ def execute(connection: BaseDatabaseWrapper, sql: str, params: Sequence[Any] | N
 
 
 def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
-    """Execute one statement and return its rows. Raise our own error if there is one for Django's."""
+    """Execute a statement and return its rows. Translate Django's errors to ours where possible."""
     try:
         return execute(connection, *query)
     except Error as error:
@@ -128,12 +125,12 @@ def execute_ours(connection: BaseDatabaseWrapper, query: Query) -> list[Row]:
 
 
 def run_ours(connection: BaseDatabaseWrapper, steps: Steps[T]) -> T:
-    """Drive the steps on the connection. Errors are our own where there is one for Django's."""
+    """Drive the steps on the connection. Translate Django's errors to ours where possible."""
     return drive(steps, lambda queries: [execute_ours(connection, query) for query in queries])
 
 
 def raise_ours(error: Error) -> NoReturn:
-    """Raise our own error if there is one for Django's, otherwise Django's."""
+    """Raise our counterpart of Django's error, or Django's error if there is none."""
     beneath = error.__cause__ or error
     ours = translated(beneath)
     if ours is beneath:
@@ -142,12 +139,12 @@ def raise_ours(error: Error) -> NoReturn:
 
 
 def driver_error(error: Exception) -> Exception:
-    """Return the error of the driver that Django's error wraps, or the error itself."""
+    """Return the driver's error inside Django's error, or the error itself."""
     return error.__cause__ if isinstance(error.__cause__, Exception) else error
 
 
 def _translate(connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:
-    """Return the function that turns the backend's times and bytes into the core's, if they differ."""
+    """Return a function that converts the backend's times and bytes to the core's, or None if they match."""
     if connection.vendor == "sqlite":
         return _time_as_text
     if connection.vendor == "postgresql":
@@ -158,12 +155,12 @@ def _translate(connection: BaseDatabaseWrapper) -> Callable[[Any], Any] | None:
 
 
 def _time_as_text(value: Any) -> Any:
-    """Return a time as text: columns that are declared as times arrive parsed, expressions do not."""
+    """Return a time as text: Django parses declared time columns but not expressions."""
     return SQLITE.to_time(value.replace(tzinfo=UTC)) if isinstance(value, datetime) else value
 
 
 def _of_postgresql(zone: ZoneInfo | None, value: Any) -> Any:
-    """Return psycopg2's ``memoryview`` as bytes, and times without USE_TZ with the session's zone."""
+    """Return psycopg2's ``memoryview`` as bytes, and add the session's zone to naive times."""
     if isinstance(value, memoryview):
         return value.tobytes()
     return value.replace(tzinfo=zone) if isinstance(value, datetime) and value.tzinfo is None else value

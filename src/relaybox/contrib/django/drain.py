@@ -1,7 +1,4 @@
-"""Delivering from a Django process: the one relay, on Django's own connection, until nothing is due.
-
-Synchronous handlers run in the thread that drains: on its connection, and in a test in its transaction.
-"""
+"""Run the relay on Django's own connection until nothing is due; synchronous handlers run in this thread."""
 
 from __future__ import annotations
 
@@ -47,20 +44,20 @@ log = logging.getLogger("relaybox.django")
 handler_log = logging.getLogger("relaybox.handler")
 
 PATIENCE = 5.0
-"""Seconds that what is being sent has when the time is over."""
+"""Seconds that sends in progress get to finish when the time is over."""
 
 PART = 500
-"""How many rows are asked for by their ids at once."""
+"""Rows to claim by id at once."""
 
 SLICE = 0.02
-"""Seconds of handlers after which the thread does what else waits for it: leases are extended there too."""
+"""Seconds to run handlers before the thread does other work, such as extending leases."""
 
 LEFT_OPEN = "the handler left its transaction open, and what it wrote there was rolled back"
 
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did. ``finished``: nothing that was due is left."""
+    """The counts of a drain; ``finished`` is True if nothing due is left."""
 
     delivered: int = 0
     retried: int = 0
@@ -77,10 +74,10 @@ class Drained:
 
 
 Rows = Mapping[str, Sequence[UUID]]
-"""The ids of rows, by their destinations."""
+"""Row ids by destination."""
 
 _waiting: ContextVar[deque[tuple[str, Rows | None]] | None] = ContextVar("relaybox_waiting", default=None)
-"""During a drain: what it has yet to do, to which is added what its handlers emit; each with its alias."""
+"""The work left in the current drain, by alias; events emitted by its handlers are added here."""
 
 
 def drain(
@@ -91,10 +88,9 @@ def drain(
     sweep: bool = False,
     observers: Sequence[Observer] = (),
 ) -> Drained:
-    """Deliver what is due, then return; inside ``atomic()``, and inside another drain, nothing is done.
+    """Deliver what is due for up to ``seconds``, plus ``patience`` for sends in progress.
 
-    For no longer than ``seconds`` and, for what is being sent then, ``patience``. ``sweep`` also makes due
-    what waits without a reason. ``observers`` are told of what is done.
+    Do nothing inside ``atomic()`` or another drain. ``sweep`` also makes due what waits without a reason.
     """
     if _waiting.get() is not None or is_busy(connection_of(using)):
         return Drained(finished=False)
@@ -102,7 +98,7 @@ def drain(
 
 
 def drain_rows(using: str, rows: Rows, *, seconds: float, patience: float = PATIENCE) -> Drained:
-    """``drain``, of these rows only; and in the same time of those that their handlers emit."""
+    """Deliver only these rows and, within the same time, the rows that their handlers emit."""
     if is_busy(connection_of(using)):
         return Drained(finished=False)
     longest = max(map(len, rows.values()), default=0)
@@ -139,7 +135,7 @@ def _drain_in_turn(
 
 
 def upkeep(using: str = "default") -> Chores:
-    """Remove what was kept long enough; nothing where a relay leads, which does so itself."""
+    """Remove expired rows. Do nothing while a relay leads, because the leader removes them."""
     with _tally(using) as tally:
         relay = _relay(using, PATIENCE, None, [], tally)
         return enter(functools.partial(relay.upkeep, sweep=False))
@@ -171,17 +167,16 @@ def _drain(
 
 
 _tallies: defaultdict[tuple[int, str], list[Tally]] = defaultdict(list)
-"""Those that no drain has, by process and alias."""
 
 
 @contextmanager
 def _tally(using: str) -> Iterator[Tally]:
-    """What counts for the charts: one for all drains of a thread, which so share their rows."""
+    """Yield an idle tally or a new one, so that successive drains share their rows of the charts."""
     idle = _tallies[os.getpid(), using]
     try:
         tally = idle.pop()
     except IndexError:
-        # Not asked beforehand: another thread may take the last one.
+        # Checking first would race with another thread for the last one.
         tally = new_tally()
     try:
         yield tally
@@ -212,7 +207,7 @@ def _relay(
 
 
 def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
-    """Synchronous functions and eager tasks are called in this thread; the rest is as everywhere."""
+    """Return a sink that calls synchronous functions and eager tasks in this thread, or the usual sink."""
     if destination.scheme == "handler":
         function = handler_of(destination, handlers)
         if not is_async(destination.name, function):
@@ -225,11 +220,11 @@ def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:
 
 
 sink_of: Callable[[str, Destination, Handlers], Sink] = own_sink
-"""What is asked for sinks; a test puts something else here."""
+"""The function that opens sinks; tests replace it."""
 
 
 class CallersThread:
-    """Calls a function with each event, one after the other."""
+    """A sink that calls a function with one event at a time, in the thread that drains."""
 
     keeps_order = True
 
@@ -247,26 +242,26 @@ class CallersThread:
         """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [Released()] * len(deliveries)
         heads, following = runs(deliveries)
-        # The next of each key; the first of them is taken from the end.
+        # A stack of the next delivery of each key, with the first one on top.
         heads = heads[::-1]
         while heads:
             part = asyncio.ensure_future(call(self._slice, deliveries, heads, following, progress))
             try:
                 await asyncio.shield(part)
             finally:
-                # Also when cancelled: a thread goes on, and what it has handled is not to be handled again.
+                # Also if cancelled: the thread goes on, and events that it handled must not be handled again.
                 for index, answer in await part:
                     answers[index] = answer
                     progress.report(deliveries[index], answer)
         return answers
 
     async def close(self) -> None:
-        """Do nothing: nothing is held."""
+        """Do nothing: the sink holds no resources."""
 
     def _slice(
         self, deliveries: Sequence[Delivery], heads: list[int], following: dict[int, int], progress: Progress
     ) -> list[tuple[int, Answer]]:
-        """Handle the heads for a while; after one that did not arrive, the rest of its key is left."""
+        """Handle the heads for ``SLICE`` seconds. If one fails, skip the rest of its key."""
         end = time.monotonic() + SLICE
         inside = connection_of(self._using).in_atomic_block
         done: list[tuple[int, Answer]] = []
@@ -282,12 +277,12 @@ class CallersThread:
 
     def _handle(self, delivery: Delivery, inside: bool) -> Answer:
         try:
-            # Inside a test's transaction: a savepoint keeps it usable after a handler's error.
+            # In a test's transaction, a savepoint keeps it usable after a handler's error.
             block = transaction.atomic(using=self._using) if inside else nullcontext()
             with attached(stored(delivery.headers)), block:
                 self._handler(self._given(delivery))
         except (Retry, Reject, Unavailable) as answer:
-            # An answer is kept for a while, and what it was raised in the midst of can be large.
+            # Answers are kept for a while; do not keep the frames and errors they refer to.
             answer.__traceback__ = answer.__context__ = answer.__cause__ = None
             return answer
         except PayloadError as error:

@@ -1,17 +1,4 @@
-"""Emit events inside the transaction that Django has open: by ``emit_event``, or by a model's changes.
-
-After the commit, Celery or a relay is notified, as ``OUTBOX["DISPATCH"]`` says. If that fails, the caller
-sees no error and the rows stay where they are: the next sweep, or a relay that polls, finds them.
-
-A model decorated with ``@emits`` writes the event in the transaction that changes the row; ``save()`` outside
-``atomic()`` opens one for both. An event that cannot be written rolls the change back.
-
-``@emits`` sees what Django sends signals for: ``save()``, ``create()``, ``get_or_create()``, ``delete()`` of
-an object or of a QuerySet, and what cascades. It does not see ``bulk_create()``, ``bulk_update()``,
-``QuerySet.update()``, raw SQL, changes of a many-to-many field, and what the database itself cascades or
-triggers. Fixtures of ``loaddata`` emit no events. Use ``emit_event`` where it matters what happened, and not
-only that a row changed.
-"""
+"""Emit events inside Django's open transaction, by ``emit_event`` or from a model's changes (``@emits``)."""
 
 from __future__ import annotations
 
@@ -79,15 +66,12 @@ def emit_event(
 ) -> Emitted:
     """Write an event inside the open ``atomic()``; it exists if and only if that commits.
 
-    ``using`` is the database's alias; left out, the database that routers choose for writing outbox events.
-    The other arguments are those of ``Outbox.emit``. After the commit, the relay or worker that delivers is
-    notified; that never raises here.
+    ``using`` defaults to the routers' choice for ``OutboxEvent``; the other arguments are those of
+    ``Outbox.emit``. After the commit, the relay or worker is notified; that never raises here.
 
-    Raises an ``EmitError`` before anything reaches the database, so that the transaction can go on:
-    ``InvalidField``, ``PayloadError``, ``Unrouted``, ``UnknownDestination``, ``NotInTransaction`` outside
-    ``atomic()`` (unless ``OUTBOX["REQUIRE_ATOMIC"]`` is False), ``TransactionFailed``. ``ConfigError`` where
-    the alias or the settings are wrong, ``SchemaError`` where the tables are missing; other errors of the
-    database arrive as Django's.
+    Raise an ``EmitError`` before anything reaches the database, so that the transaction stays usable. It is
+    ``NotInTransaction`` outside ``atomic()``, unless ``OUTBOX["REQUIRE_ATOMIC"]`` is False. Raise
+    ``ConfigError`` for a wrong alias or setting, ``SchemaError`` for missing tables, else Django's errors.
     """
     event = (aggregate_type, aggregate_id, event_type, payload)
     call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
@@ -95,10 +79,7 @@ def emit_event(
 
 
 def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
-    """Write several events in few statements, in the order given; if one is refused, none is written.
-
-    Each is a ``relaybox.emit.row.Call``, or a dict of ``emit_event``'s arguments.
-    """
+    """Write several events in order, each a ``Call`` or dict of arguments; if one is invalid, write none."""
     return _emit(as_calls(calls), using, many=True)
 
 
@@ -141,7 +122,7 @@ def default_alias() -> str:
 
 def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], dialect: Dialect) -> list[Emitted]:
     writing = write(emissions, get_statements(dialect), dialect)
-    # Some databases keep what a failed call had written; to commit that would lose an event to its own key.
+    # Some databases keep the rows of a failed call. Committing its idempotency key would lose the event.
     with transaction.mark_for_rollback_on_error(using=connection.alias):
         emitted = run_ours(connection, writing)
     written = [one for one, result in zip(emissions, emitted, strict=True) if not result.duplicate]
@@ -151,10 +132,7 @@ def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], diale
 
 
 class Dispatch:
-    """The events of one transaction, and the hook that runs once it has committed.
-
-    An event that was emitted in a savepoint which was rolled back may be among them: its rows are not found.
-    """
+    """The rows of one transaction, and its ``on_commit`` hook; rows rolled back since are not found."""
 
     def __init__(self, using: str) -> None:
         self.using = using
@@ -179,9 +157,9 @@ class Dispatch:
 
 
 def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]]) -> None:
-    """Notify Celery or a relay of these rows, destination and id, once the transaction has committed.
+    """Notify Celery or a relay of these rows (destination and id) after the commit.
 
-    If none is open, that is now; for one that is managed by hand Django has no hook.
+    Notify now if no transaction is open. Do nothing if autocommit is off: Django has no hook for that.
     """
     if not connection.in_atomic_block and not connection.get_autocommit():
         return
@@ -190,13 +168,13 @@ def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]
     dispatch = next(open_, None) or Dispatch(connection.alias)
     for destination, row in rows:
         dispatch.rows[destination].append(row)
-    # A hook is dropped with the savepoint it was made in: there is one for each, and the first to run tells.
+    # A rollback to a savepoint drops its hooks, so each savepoint has one; the first to run notifies.
     if not hooks or hooks[-1][:2] != (set(connection.savepoint_ids), dispatch):
         transaction.on_commit(dispatch, using=connection.alias)
 
 
 def tell(using: str, rows: Mapping[str, Sequence[str]]) -> None:
-    """Notify Celery or a relay that these rows are there, ids by destination, as ``DISPATCH`` says."""
+    """Notify Celery or a relay of these rows (ids by destination), as ``DISPATCH`` says."""
     settings = get_settings()
     if settings.by_celery:
         from relaybox.contrib.django.tasks import deliver_or_queue
@@ -217,20 +195,22 @@ def emits(
     aggregate_type: str | None = None,
     key: Key = ...,
 ) -> Callable[[ModelClass], ModelClass]:
-    """Emit an event of these types when a row of the model is created, updated or deleted.
+    """Emit an event, in the row's transaction, when a row of the model is created, updated or deleted.
 
         @emits(created="order.created", updated="order.updated", payload=lambda order: {"total": order.total})
         class Order(models.Model): ...
 
-    - ``payload``: makes the payload of the object. Left out, it is every field of the row by its column's
-      attribute (``customer_id``), a file by its name; mind that this may hold private data.
-    - ``aggregate_type``: the model's name unless given. The aggregate's id is the primary key.
+    - ``payload``: returns the payload for an object. By default, all fields of the row by attribute
+      (``customer_id``), files by name; mind private data.
+    - ``aggregate_type``: defaults to the model's name. The aggregate's id is the primary key.
     - ``key``: as in ``emit_event``, or a function of the object.
 
-    Models derived from this one emit the same, as the aggregate that they are rows of: proxies, children with
-    tables of their own (a deletion has the fields of the parent), and all models of an abstract one. The
-    event goes to the database that the row is in. ``updated`` follows every ``save()``, whether or not it
-    changed a value.
+    It sees what Django sends signals for: ``save()`` (even if no value changed), ``create()``, ``delete()``
+    of an object or a QuerySet, and Django's cascades. It does not see ``bulk_create()``, ``bulk_update()``,
+    ``QuerySet.update()``, ``loaddata``, raw SQL, many-to-many changes, or the database's own cascades.
+
+    Proxies, children with their own tables, and models of an abstract one emit the same events, as the
+    aggregate that they are rows of. A child's deletion has the parent's fields.
     """
     events = {"created": created, "updated": updated, "deleted": deleted}
     for name, event in events.items():
@@ -252,7 +232,7 @@ def emits(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Changes:
-    """What ``emits`` says of one model, and the receivers of its signals."""
+    """The arguments of ``emits`` for one model, and its signal receivers."""
 
     model: Any
     created: str | None
@@ -263,7 +243,7 @@ class Changes:
     key: Key
 
     def watch(self) -> None:
-        """Connect to the signals of this model, and of those that are derived from it later."""
+        """Connect to the signals of this model and of models derived from it later."""
         from django.db.models.signals import class_prepared
 
         _save_in_transaction(self.model)
@@ -272,14 +252,14 @@ class Changes:
         class_prepared.connect(self.prepared, weak=False, dispatch_uid=(self, "prepared"))
 
     def prepared(self, sender: Any, **_: Any) -> None:
-        """Connect to the signals of a model that was just defined, if it is derived from ours."""
+        """Connect to the signals of a newly defined model if it derives from ours."""
         from django.db.models.signals import post_delete, post_save
 
         if not issubclass(sender, self.model):
             return
         if self.created or self.updated:
             post_save.connect(self.saved, sender=sender, weak=False, dispatch_uid=(self, "saved"))
-        # A child's rows go together with its parent's, of which there is a signal of its own.
+        # Deleting a child also sends the parent's signal, so connect to the parent only.
         if self.deleted and self._root(sender) is sender._meta.concrete_model:
             post_delete.connect(self.removed, sender=sender, weak=False, dispatch_uid=(self, "removed"))
 
@@ -306,14 +286,14 @@ class Changes:
         emit_event(aggregate_type, aggregate_id, event_type, content, key=key, using=using)
 
     def _root(self, model: Any) -> Any:
-        """Return the model whose table has the aggregate's own row: the topmost that is ours."""
+        """Return the topmost parent that is ours: its table has the aggregate's own row."""
         concrete = model._meta.concrete_model
         parents = [parent for parent in concrete._meta.get_parent_list() if issubclass(parent, self.model)]
         return parents[-1] if parents else concrete
 
 
 def _save_in_transaction(model: Any) -> None:
-    """Write the row and its event together: Django sends ``post_save`` after its own transaction."""
+    """Save the row and its event in one transaction: Django sends ``post_save`` after its own."""
     save_base = model.save_base
 
     @functools.wraps(save_base)
@@ -333,10 +313,7 @@ def _save_in_transaction(model: Any) -> None:
 
 
 def stored(instance: Any, using: str, update_fields: Iterable[str] | None) -> dict[str, Any]:
-    """Return the row as it was just written, by attribute.
-
-    What the object does not know itself, as after ``update_fields`` or an ``F()``, is read.
-    """
+    """Return the row just written, by attribute; query what ``update_fields`` or an ``F()`` left unknown."""
     written = None if update_fields is None else set(update_fields)
     values, unknown = {}, []
     for field in instance._meta.concrete_fields:
@@ -353,14 +330,13 @@ def stored(instance: Any, using: str, update_fields: Iterable[str] | None) -> di
 
 
 def loaded(instance: Any) -> dict[str, Any]:
-    """Return the fields that the object has loaded, by attribute: the row is gone, so no more can be read."""
+    """Return the loaded fields by attribute; the row is gone, so the others cannot be read."""
     values = instance.__dict__
     fields = [field for field in instance._meta.concrete_fields if field.attname in values]
     return {field.attname: _value(field, values[field.attname]) for field in fields}
 
 
 def _value(field: Field, value: Any) -> Any:
-    """Return a value of the field's own type, whatever it was assigned as."""
     from django.db.models import FileField
 
     if isinstance(field, FileField):

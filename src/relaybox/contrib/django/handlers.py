@@ -1,4 +1,4 @@
-"""Functions as destinations: by decorator in each app's ``outbox_handlers.py``, or by path in ``OUTBOX``."""
+"""Functions as destinations: decorated in an app's ``outbox_handlers.py``, or listed in ``OUTBOX``."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ FIX = "write the dotted path of a function, such as 'shop.handlers.on_paid'"
 
 
 class Handler(NamedTuple):
-    """A function, if the sink calls one, and what it was registered with."""
+    """A handler's registration; ``function`` is None if the sink does not call one."""
 
     function: Callable[..., Any] | None
     events: tuple[str, ...]
@@ -28,15 +28,15 @@ class Handler(NamedTuple):
 
 
 registered: dict[str, Handler] = {}
-"""The handlers that a decorator registered, by the names of their destinations."""
+"""The decorated handlers by destination."""
 
 
 def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Callable[[Function], Function]:
-    """Make a function a destination of its own: ``@outbox_handler("file.stored")``.
+    """Make a function a destination: ``@outbox_handler("file.stored")``.
 
-    ``events`` are the patterns it takes, ``options`` those of ``relaybox.Destination``; the name defaults to
-    ``module.function``. The function gets a ``relaybox.Event`` and may be synchronous or asynchronous. It is
-    found in ``outbox_handlers.py`` of an installed app, or wherever ``AppConfig.ready`` imports it.
+    ``options`` are those of ``relaybox.Destination``; ``name`` defaults to ``module.function``. Put the
+    function in an installed app's ``outbox_handlers.py``, or import its module in ``AppConfig.ready``. It
+    gets a ``relaybox.Event`` and may be asynchronous.
     """
     if not events or callable(events[0]):
         raise ConfigError("outbox_handler: say which events it takes, as in @outbox_handler('order.*')")
@@ -46,10 +46,10 @@ def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Cal
 
         called = name or _path(function)
         before = registered.get(called)
-        # The same function again, as after a reload of its module, replaces the former.
+        # A reloaded module registers the same function again, which replaces the old one.
         if before is not None and (where := _path(before.function)) != _path(function):
             raise ConfigError(f"outbox_handler: {called!r} is the name of {where} already; give name=")
-        # Refused here, where the traceback shows the decorator.
+        # Raise here, where the traceback shows the decorator.
         if Destination(called, "handler:", **options).once and _is_async(function):
             raise ConfigError(f"outbox_handler: {called!r}: once=True: it is an async function: {PLAIN}")
         registered[called] = Handler(function, events, called, options)
@@ -69,7 +69,7 @@ def _is_async(function: Callable[..., Any]) -> bool:
 
 
 def by_path(given: Mapping[str, Sequence[str]]) -> Iterator[Handler]:
-    """Yield the functions of ``HANDLERS``, each once with all its events."""
+    """Yield a handler for each function in ``HANDLERS``, with all its events."""
     events: dict[str, list[str]] = {}
     for pattern, paths in given.items():
         for path in paths:
@@ -84,7 +84,7 @@ def by_path(given: Mapping[str, Sequence[str]]) -> Iterator[Handler]:
 
 
 def with_connections(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the function for a relay's own process: it closes old connections, as requests do."""
+    """Wrap a handler for a relay's process: close old connections, as Django does around requests."""
     from asgiref.sync import sync_to_async
     from django.db import close_old_connections
 

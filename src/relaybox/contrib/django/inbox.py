@@ -1,4 +1,4 @@
-"""``once``: an inbox in the transaction that Django has open."""
+"""The inbox in Django's open transaction."""
 
 from __future__ import annotations
 
@@ -35,13 +35,12 @@ Handlers = dict[str, Callable[..., Any]]
 def once(message_id: Any, *, consumer: str, using: str | None = None) -> Iterator[bool]:
     """Mark a message as processed in the open ``atomic()``: ``with once(…) as first:``.
 
-    ``message_id`` is text, an integer or a UUID, or the ``relaybox.Event`` whose id it is. ``first`` is False
-    where this consumer has processed it before; do nothing then. Where another transaction is processing it,
-    this one waits for it to end. A block that raises leaves no mark. ``using`` is the database's alias; left
-    out, the one that routers choose for writing ``InboxMessage``.
+    ``message_id`` is text, an integer, a UUID or a ``relaybox.Event``. ``first`` is False if this consumer
+    has processed the message before; skip the work then. If another transaction is processing it, wait until
+    that ends. A block that raises leaves no mark. ``using`` defaults to the routers' choice.
 
-    Raises ``InvalidField``, ``NotInTransaction`` outside ``atomic()`` and ``TransactionFailed`` before
-    anything reaches the database, ``SchemaError`` where the tables are missing.
+    Raise ``InvalidField``, ``TransactionFailed``, or ``NotInTransaction`` outside ``atomic()`` before
+    anything reaches the database. Raise ``SchemaError`` if the tables are missing.
     """
     from relaybox.contrib.django.models import InboxMessage
 
@@ -59,10 +58,10 @@ def once(message_id: Any, *, consumer: str, using: str | None = None) -> Iterato
 def only_once(
     *, consumer: str | None = None, id_of: Callable[[Any], Any] | None = None, using: str | None = None
 ) -> Callable[[Function], Function]:
-    """Make a function do nothing, and return None, for a message that it has processed before.
+    """Make a function do nothing and return None for a message that it has processed before.
 
-    Its first argument is the message: an event or an id, or ``id_of`` says which it has. It is called in an
-    ``atomic()``: write ``@transaction.atomic`` above. ``consumer`` is ``module.function`` unless it is given.
+    Its first argument is an event, an id, or a message for ``id_of``. Call it in ``atomic()``, for example
+    with ``@transaction.atomic`` above. ``consumer`` defaults to ``module.function``.
     """
 
     def decorate(function: Function) -> Function:
@@ -81,16 +80,13 @@ def only_once(
 
 
 def in_atomic(using: str, settings: Settings, handlers: Handlers) -> tuple[Settings, Handlers]:
-    """Handlers that say ``once`` as functions that mark in an ``atomic()`` of this database.
-
-    The relay is told nothing of it: it would open connections of its own.
-    """
+    """Make handlers with ``once`` mark in ``atomic()`` here; the relay would open its own connections."""
     once = [one for one in settings.destinations if one.once]
     if not once:
         return settings, handlers
     marking = dict(handlers)
     for one in once:
-        # What cannot be loaded is reported when its sink is opened, and holds up no other.
+        # A handler that cannot be loaded is reported when its sink opens, and does not stop the others.
         with suppress(ConfigError):
             marking[one.name] = handler_of(one, handlers)
         if one.name in marking:
@@ -136,7 +132,7 @@ def _take_back(connection: BaseDatabaseWrapper, key: Key, error: BaseException) 
     try:
         _write(connection, functools.partial(forget, key=key))
     except EmitError:
-        # The transaction can only be rolled back: there is nothing to say.
+        # The transaction can only be rolled back, which removes the mark.
         return
     except Error as failure:
         note_left(error, key, failure)

@@ -1,9 +1,7 @@
-"""The tables as Django's models, and what can be asked of them; the outbox's own statements write them.
+"""Django models of the outbox's tables, for reading; the outbox's own statements write them.
 
-The tables themselves come from ``tables.CreateOutboxTables``: they have constraints, defaults, collations
-and, on MariaDB, columns that no model can express. There are models of the side tables so that ``flush``, and
-with it every ``TransactionTestCase``, empties them too. Where the database has a key of several columns,
-Django is told of the one that says most; the whole key is a ``UniqueConstraint``.
+The side tables have models so that ``flush``, and with it ``TransactionTestCase``, empties them. For a key of
+several columns, the primary key is the most selective one, and a ``UniqueConstraint`` has them all.
 """
 
 from __future__ import annotations
@@ -24,18 +22,18 @@ from relaybox.operate.admin import NAMED, Admin, Named
 
 
 class DatabaseNow(models.Expression):  # type: ignore[misc]
-    """The database's clock at this moment, by which the relays decide."""
+    """The database's current time, which the relays use."""
 
     def __init__(self) -> None:
         super().__init__(output_field=UTCDateTimeField())
 
     def as_sql(self, compiler: Any, connection: Any) -> tuple[str, tuple[()]]:
-        """Return a subquery: a function that may give each row another answer cannot bound an index."""
+        """Return a subquery: a volatile function cannot bound an index scan."""
         now = dialect_of(connection).words["now"]
         return f"(SELECT {now})".replace("%", "%%"), ()
 
 
-# Written out: SQLite uses a partial index only for a condition that it can read before values are bound.
+# Literals, because SQLite chooses a partial index before it knows bound values.
 PENDING = RawSQL("'pending'", (), models.CharField())
 DELIVERED = RawSQL("'delivered'", (), models.CharField())
 FAILED = RawSQL("'failed'", (), models.CharField())
@@ -47,7 +45,7 @@ GIVE_UP = "discard an event that nobody wants any more; what was delivered goes 
 
 
 def refused(method: str, fix: str) -> Callable[..., Any]:
-    """Return a method that refuses to write rows other than by the outbox's own statements."""
+    """Return a method that refuses to write rows other than through the outbox."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         model = getattr(self, "model", type(self))
@@ -57,7 +55,7 @@ def refused(method: str, fix: str) -> Callable[..., Any]:
 
 
 class OutboxQuerySet(models.QuerySet):  # type: ignore[misc]
-    """Rows to read; ``update()`` and ``delete()`` are left as they are, for repairs."""
+    """Rows for reading; ``update()`` and ``delete()`` still work, for repairs."""
 
     create = refused("objects.create()", EMIT)
     bulk_create = refused("objects.bulk_create()", EMIT)
@@ -65,48 +63,42 @@ class OutboxQuerySet(models.QuerySet):  # type: ignore[misc]
 
 
 class OutboxEventQuerySet(OutboxQuerySet):
-    """Deliveries by where they are.
-
-    A pending one is exactly one of due, scheduled, parked and being sent.
-    """
+    """Deliveries by state. A pending one is either due, scheduled, parked or being sent."""
 
     def pending(self) -> OutboxEventQuerySet:
-        """Return those that are not final: due, scheduled, parked or being sent."""
+        """Return the deliveries that are not final: due, scheduled, parked or being sent."""
         return self._only(status=PENDING)
 
     def due(self) -> OutboxEventQuerySet:
-        """Return those that wait for a relay: their time has come and they are not leased."""
+        """Return the deliveries that are due now and not leased."""
         return self._waiting()._only(next_attempt_at__lte=DatabaseNow())
 
     def scheduled(self) -> OutboxEventQuerySet:
-        """Return those for later: backing off after a failure, or emitted for a later moment."""
+        """Return the deliveries for later: backing off after a failure, or emitted for a later time."""
         return self._waiting()._only(next_attempt_at__gt=DatabaseNow())
 
     def parked(self) -> OutboxEventQuerySet:
-        """Return those behind an earlier event of their key."""
+        """Return the deliveries behind an earlier event with the same key."""
         return self._waiting()._only(next_attempt_at=None)
 
     def sending(self) -> OutboxEventQuerySet:
-        """Return those that a relay has leased, and whose lease has not expired."""
+        """Return the deliveries that a relay holds with an unexpired lease."""
         return self.pending()._only(leased_until__gt=DatabaseNow())
 
     def delivered(self) -> OutboxEventQuerySet:
-        """Return those that their destination acknowledged."""
+        """Return the deliveries that their destination acknowledged."""
         return self._only(status=DELIVERED)
 
     def failed(self) -> OutboxEventQuerySet:
-        """Return those that the relay gave up, for an operator to retry or discard."""
+        """Return the deliveries that the relay gave up; an operator can retry or discard them."""
         return self._only(status=FAILED)
 
     def discarded(self) -> OutboxEventQuerySet:
-        """Return those that an operator gave up."""
+        """Return the deliveries that an operator gave up."""
         return self._only(status=DISCARDED)
 
     def retry(self, *, actor: str = "django") -> int:
-        """Let the failed ones start again, with all their attempts. Return how many there were.
-
-        ``actor`` is the name that the audit records.
-        """
+        """Retry the failed deliveries with all attempts, as ``actor`` in the audit; return their number."""
         from relaybox.contrib.django.emit import after_commit
         from relaybox.contrib.django.outbox import ask
 
@@ -115,7 +107,7 @@ class OutboxEventQuerySet(OutboxQuerySet):
         values = rows.values_list("destination", "id", "status")
         failed = [(destination, id_) for destination, id_, status in values if status == "failed"]
         retried = 0
-        # In portions of which the audit names each row.
+        # The audit names each row of a portion.
         for start in range(0, len(failed), NAMED):
             portion = failed[start : start + NAMED]
             named = Named([id_ for _, id_ in portion], exact=True)
@@ -149,7 +141,7 @@ class OutboxEvent(OutboxTable):
     """One event for one destination."""
 
     class Status(models.TextChoices):  # type: ignore[misc]
-        """What is stored; where a pending one is follows from its times (see ``OutboxEventQuerySet``)."""
+        """The stored status; a pending row's state follows from its times (see ``OutboxEventQuerySet``)."""
 
         PENDING = "pending", "pending"
         DELIVERED = "delivered", "delivered"
@@ -186,7 +178,7 @@ class OutboxEvent(OutboxTable):
     objects = OutboxEventQuerySet.as_manager()
 
     class Meta(OutboxTable.Meta):
-        # No default order: with one, PostgreSQL would walk the primary key for the few pending rows.
+        # No default order: with one, PostgreSQL would walk the primary key to find the few pending rows.
         db_table = "outbox_event"
         verbose_name = "outbox event"
         # Ids are ordered by time.
@@ -226,12 +218,12 @@ class OutboxEvent(OutboxTable):
 
     @classmethod
     def check(cls, **kwargs: Any) -> list[Any]:
-        """Leave out the warning that MariaDB lacks partial indexes: its tables have others in their place."""
+        """Drop the warning that MariaDB lacks partial indexes: its tables have substitutes."""
         return [message for message in super().check(**kwargs) if message.id != "models.W037"]
 
 
 class OutboxIdempotency(OutboxTable):
-    """An idempotency key that was given, and the event that was emitted with it first."""
+    """A used idempotency key, and the event that was first emitted with it."""
 
     event_type = models.CharField(max_length=100)
     idempotency_key = models.CharField(max_length=255, primary_key=True)
@@ -248,7 +240,7 @@ class OutboxIdempotency(OutboxTable):
 
 
 class OutboxAttempt(OutboxTable):
-    """An attempt that failed."""
+    """A failed attempt."""
 
     delivery_id = OutboxUUIDField("delivery ID", primary_key=True)
     attempt = models.IntegerField()
@@ -265,7 +257,7 @@ class OutboxAttempt(OutboxTable):
 
 
 class OutboxDestination(OutboxTable):
-    """The pause and the circuit of a destination."""
+    """A destination's pause and circuit."""
 
     name = models.CharField(max_length=100, primary_key=True)
     paused_at = UTCDateTimeField(null=True)
@@ -284,7 +276,7 @@ class OutboxDestination(OutboxTable):
 
 
 class OutboxRelay(OutboxTable):
-    """A relay that runs, or ran until a moment ago."""
+    """A relay that is running, or was a moment ago."""
 
     name = models.CharField(max_length=200, primary_key=True)
     host = models.CharField(max_length=255)
@@ -314,7 +306,7 @@ class OutboxLeader(OutboxTable):
 
 
 class OutboxAudit(OutboxTable):
-    """What an operator did."""
+    """An operator's action."""
 
     id = models.BigAutoField("ID", primary_key=True)
     at = UTCDateTimeField()
@@ -330,7 +322,7 @@ class OutboxAudit(OutboxTable):
 
 
 class OutboxStats(OutboxTable):
-    """What a relay did for a destination in a minute."""
+    """The counts of a relay for a destination in a minute."""
 
     minute = UTCDateTimeField(primary_key=True)
     destination = models.CharField(max_length=100)
@@ -350,7 +342,7 @@ class OutboxStats(OutboxTable):
 
 
 class OutboxSample(OutboxTable):
-    """What waited at a minute, at a destination or (without a name) at all of them."""
+    """The backlog at a minute, of a destination or (with an empty name) of all."""
 
     minute = UTCDateTimeField(primary_key=True)
     destination = models.CharField(max_length=100)
@@ -367,7 +359,7 @@ class OutboxSample(OutboxTable):
 
 
 class OutboxOperation(OutboxTable):
-    """A bulk action in the background of a process."""
+    """A bulk action that runs in the background of a process."""
 
     id = OutboxUUIDField("ID", primary_key=True, editable=False)
     action = models.CharField(max_length=50)
@@ -389,7 +381,7 @@ class OutboxOperation(OutboxTable):
 
 
 class OutboxSetting(OutboxTable):
-    """What a relay says of a destination."""
+    """A relay's settings of a destination."""
 
     destination = models.CharField(max_length=100)
     relay = models.CharField(max_length=200, primary_key=True)

@@ -1,6 +1,4 @@
-"""The project's outbox: ``get_outbox`` for relays and commands, which open connections of their own, and
-``ask`` for the operators' service on Django's own connection.
-"""
+"""The project's outbox: ``get_outbox`` opens its own connections, ``ask`` uses Django's."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ T = TypeVar("T")
 
 
 class ProjectOutbox(Outbox):
-    """An outbox whose relays send Django's signals."""
+    """An outbox with relays that send Django's signals."""
 
     def __init__(self, using: str, **options: Any) -> None:
         super().__init__(**options)
@@ -48,18 +46,15 @@ def get_outbox(using: str = "default") -> Outbox:
 
 @functools.lru_cache(maxsize=16)
 def _made(using: str, settings: Settings, handlers: tuple[tuple[str, Callable[..., Any]], ...]) -> Outbox:
-    """Return the same outbox for the same settings: it holds connections to wake relays with."""
+    """Return the same outbox for the same settings: it holds connections for waking relays."""
     options = {field.name: getattr(settings, field.name) for field in dataclasses.fields(settings)}
     called = {name: with_connections(function) for name, function in handlers}
     return ProjectOutbox(using, **options, handlers=called)
 
 
 def ask(using: str, actor: str, work: Callable[[Admin], Awaitable[T]], *, interruptibly: bool = False) -> T:
-    """Do the work with the operators' service on Django's own connection, from synchronous code.
-
-    ``actor`` is the name that the audit records. ``interruptibly``: Ctrl-C ends it.
-    """
-    # Opened here: the database is asked what it is in this thread.
+    """Run the work with the admin service on Django's connection; ``interruptibly`` lets Ctrl-C stop it."""
+    # Opening the store may query the server's kind, which must happen in this thread.
     ledger = SqlLedger(open_store(using))
 
     async def asked() -> T:

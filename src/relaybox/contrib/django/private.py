@@ -1,7 +1,6 @@
-"""What is private in Django and asgiref and used all the same: here, and nowhere else.
+"""Private names of Django and asgiref, used only here. Tests say what to do when a release breaks one.
 
-Tried with Django 4.2.30, 5.2.19 and 6.1.3 and asgiref 3.13.0. ``tests/django/test_private.py`` has a test for
-each, which says what to do when a release breaks it.
+Tried with Django 4.2.30, 5.2.19 and 6.1.3 and asgiref 3.13.0. See ``tests/django/test_private.py``.
 """
 
 from __future__ import annotations
@@ -16,10 +15,7 @@ from django.db.transaction import Atomic
 
 
 def waiting_thread(loop: AbstractEventLoop) -> Any:
-    """Return the executor of the thread that waits in ``async_to_sync`` for what runs in the loop.
-
-    Its ``run_until_future(future)`` does what is to be done in that thread until the future has ended.
-    """
+    """Return the executor that runs calls in the thread waiting in ``async_to_sync`` for this loop."""
     return getattr(AsyncToSync.executors, "current", None) or AsyncToSync.loop_thread_executors[loop]
 
 
@@ -35,38 +31,38 @@ def in_tests() -> bool:
 
 
 def alias_of(queryset: Any) -> str | None:
-    """Return the alias that ``using()`` gave to a QuerySet; None if routers choose."""
+    """Return the alias set with ``using()``, or None if routers choose."""
     alias: str | None = queryset._db
     return alias
 
 
 def read_for_writing(queryset: Any) -> None:
-    """Have routers choose the database of a QuerySet as for a write."""
+    """Make routers choose the QuerySet's database as for a write."""
     queryset._for_write = True
 
 
 def chosen_fields(queryset: Any) -> tuple[str, ...]:
-    """Return what ``values()`` names; nothing if it names nothing, or was not called."""
+    """Return the fields named in ``values()``, or an empty tuple."""
     return queryset._fields or ()
 
 
 def gives(queryset: Any) -> type:
-    """Return the class that makes models, dicts or tuples of a QuerySet's rows."""
+    """Return the class that turns a QuerySet's rows into models, dicts or tuples."""
     kind: type = queryset._iterable_class
     return kind
 
 
 def is_typed(command: BaseCommand) -> bool:
-    """True if a command was typed, not called from Python."""
+    """True if the command was typed, not called from Python."""
     return bool(command._called_from_command_line)
 
 
 def stream_of(output: OutputWrapper) -> TextIO:
-    """Return the stream that a command's ``stdout`` or ``stderr`` writes to."""
+    """Return the stream behind a command's ``stdout`` or ``stderr``."""
     stream: TextIO = output._out
     return stream
 
 
 def redirect_from_missing(admin: Any, request: Any, object_id: str) -> Any:
-    """Return the admin's answer to the address of a row that does not exist."""
+    """Return the admin's redirect for a row that does not exist."""
     return admin._get_obj_does_not_exist_redirect(request, admin.opts, object_id)

@@ -1,4 +1,4 @@
-"""A receiver of webhooks as a Django view.
+"""Receive webhooks in a Django view.
 
     receiver = Receiver(secret="env:ORDERS_SECRET", consumer="billing")
 
@@ -7,7 +7,7 @@
 
     urlpatterns = [path("events/", receiver)]
 
-Handlers run in ``atomic()``, whose commit stands before the answer, also under ``ATOMIC_REQUESTS``.
+Handlers run in ``atomic()``, which commits before the response, also under ``ATOMIC_REQUESTS``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from relaybox.receive.webhook import Answer, Refusal, Webhooks, answer, single
 
 
 class DjangoInbox:
-    """``relaybox.contrib.django.inbox.once`` in the place of an ``Inbox``, for what takes one."""
+    """An ``Inbox`` for Django's transactions, based on ``relaybox.contrib.django.inbox.once``."""
 
     consumer: str | None = None
 
     def once(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractContextManager[bool]:
-        """A block in the open ``atomic()`` of Django's connection that is told whether the message is new."""
+        """Return a block in the open ``atomic()`` that yields whether the message is new."""
         from relaybox.contrib.django.inbox import once
 
         return once(message, consumer=consumer or "", using=connection.alias)
@@ -42,26 +42,25 @@ class DjangoInbox:
     def aonce(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """Refused: ``atomic()`` is synchronous."""
+        """Raise ``ConfigError``: ``atomic()`` is synchronous."""
         raise ConfigError("Django's transactions are synchronous; make the handlers plain functions")
 
 
 @contextmanager
 def atomic_connection(using: str = DEFAULT_DB_ALIAS) -> Iterator[Any]:
-    """Django's connection in ``atomic()``: the ``transaction`` of a consumer in a Django project."""
+    """Yield Django's connection in ``atomic()``, as the ``transaction`` of a consumer in a Django project."""
     with transaction.atomic(using=using):
         yield connections[using]
 
 
 class Receiver(Consumer):
-    """Verifies, deduplicates and handles events that are sent to it as webhooks.
+    """A view that verifies, deduplicates and handles webhooks, in ``atomic()`` of the database ``using``.
 
-    ``using`` is the alias of the database that has the inbox and what handlers change. The other settings are
-    those of ``relaybox.contrib.asgi.Receiver``. Handlers are no async functions: ``atomic()`` knows none.
+    Handlers are synchronous. The other arguments are those of ``relaybox.contrib.asgi.Receiver``.
     """
 
     csrf_exempt = True
-    """Requests are known by their signatures, not by a session."""
+    """A signature authenticates the request, not a session."""
 
     def __init__(
         self,
@@ -83,7 +82,7 @@ class Receiver(Consumer):
         super()._register(function, events)
 
     def __call__(self, request: HttpRequest) -> HttpResponse:
-        """The view."""
+        """Handle a request and return the response."""
         given = self._answer(request)
         return HttpResponse(given.body, status=given.status, headers=given.headers)
 
@@ -98,7 +97,7 @@ class Receiver(Consumer):
 
     def _body(self, request: HttpRequest) -> bytes:
         try:
-            # Not ``request.body``, which has a limit of its own and knows no length but the one announced.
+            # ``request.body`` has its own limit, and relies on the announced length.
             body: bytes = request.read(self._webhooks.max_body + 1)
         except UnreadablePostError:
             raise Refusal(400, "the request ended before its body was complete") from None

@@ -1,8 +1,4 @@
-"""A QuerySet as the documents of a search index: read and locked on Django's connection, with their events.
-
-A page is read in three statements: which ids are next, their rows locked by the ids alone, so that no join
-stands in the way, and then the QuerySet itself, of those.
-"""
+"""Read a QuerySet's rows as search documents, locked by id without joins, and emit their events."""
 
 from __future__ import annotations
 
@@ -51,7 +47,7 @@ async def open_rows(outbox: Outbox, source: Source, queryset: Any) -> AsyncItera
 
 
 class QuerySetRows:
-    """``Rows`` (see there) of a QuerySet, in a thread that has a connection of its own."""
+    """The ``Rows`` of a QuerySet, in a thread with its own connection."""
 
     guarded = True
 
@@ -69,7 +65,7 @@ class QuerySetRows:
         self._portion = Portion()
 
     async def check(self) -> None:
-        """Raise if an id is null."""
+        """Raise ``ConfigError`` if an id is null."""
         nulls = self._queryset.filter(**{f"{self._id}__isnull": True})
         if self._field.null and await self._call(nulls.exists):
             fix = "leave those rows out with filter(), or name another field with Source(id=…)"
@@ -88,7 +84,7 @@ class QuerySetRows:
     async def emit_after(
         self, after: Any, size: int, calls: Calls, also: Also | None = None
     ) -> Sequence[Item]:
-        """Read a page locked, and emit its events in that transaction."""
+        """Read and lock a page, and emit its events in the same transaction."""
 
         def work(size: int, wait: float) -> Awaitable[Sequence[Item]]:
             return self._call(partial(self._emit_after, after, size, calls, also, wait), wait)
@@ -96,7 +92,7 @@ class QuerySetRows:
         return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Read these locked, and emit; the missing ones cannot be created before the commit."""
+        """Read and lock these rows, and emit; the missing ones cannot be created before the commit."""
 
         def work(ids: Sequence[str], wait: float) -> Awaitable[Found]:
             return self._call(partial(self._emit_found, ids, calls, wait), wait)
@@ -107,7 +103,7 @@ class QuerySetRows:
         return await emit_all(self, ids, work, fence)
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
-        """Return the payloads of those that exist, without locks."""
+        """Return the payloads of the existing ids, without locks."""
         items = await self._call(partial(self._by_ids, ids, lock=False))
         return {item.id: item.payload for item in items}
 
@@ -130,7 +126,7 @@ class QuerySetRows:
     def _emit_after(
         self, after: Any, size: int, calls: Calls, also: Also | None, wait: float
     ) -> Sequence[Item]:
-        # Outside the transaction, which is to see the rows only once they are locked.
+        # Outside the transaction, which must not take its snapshot before the rows are locked.
         while ids := list(self._after(after).values_list(self._id, flat=True)[:size]):
             with transaction.atomic(using=self._using):
                 self._wait(wait)
@@ -142,7 +138,6 @@ class QuerySetRows:
         return []
 
     def _emit_found(self, ids: Sequence[str], calls: Repairs, wait: float) -> Found:
-        """Emit for those that exist, while they are locked."""
         with transaction.atomic(using=self._using):
             self._wait(wait)
             items = self._by_ids(ids, lock=True)
@@ -150,10 +145,10 @@ class QuerySetRows:
         return Found(emitted, frozenset(ids) - {item.id for item in items})
 
     def _emit_missing(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Emit for those that are missing, while nobody can create them."""
+        """Emit for the missing ids, while their rows cannot be created."""
         connection = connection_of(self._using)
         if connection.vendor == "mysql":
-            # It locks what is between rows under no other level, and holds it from the first row on.
+            # MySQL locks the gaps between rows only in REPEATABLE READ, and holds them from the first row on.
             self._wait(HURRIED)
             execute(connection, REPEATABLE_READ)
         with transaction.atomic(using=self._using):
@@ -188,14 +183,14 @@ class QuerySetRows:
     def _lock(self, ids: Sequence[Any]) -> None:
         connection = connection_of(self._using)
         if not connection.features.has_select_for_update:
-            # SQLite: a writer from the first statement on, which sees what others have committed by then.
+            # SQLite: become the writer first, to see what others have committed by then.
             model = self._queryset.model._meta
             name, key = (connection.ops.quote_name(one) for one in (model.db_table, model.pk.column))
             execute(connection, lock_file(name, key))
             return
         no_key = connection.features.has_select_for_no_key_update
         rows = self._queryset.model._base_manager.using(self._using).filter(**{f"{self._id}__in": ids})
-        # A subclass's rows lie in several tables, which are all locked.
+        # A child model has rows in several tables; this locks all of them.
         list(rows.order_by(self._id).select_for_update(no_key=no_key).only(self._id))
 
     def _by_ids(self, ids: Sequence[str], *, lock: bool) -> Sequence[Item]:

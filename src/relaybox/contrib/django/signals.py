@@ -1,7 +1,6 @@
-"""Signals of what became of events, sent in the process that delivers, after it is written down.
+"""Signals for delivered and failed events and paused destinations, sent after the outcome is stored.
 
-The sender is ``OutboxEvent``. A receiver that raises is logged and disturbs nothing. As everything after a
-commit, a signal is lost with the process that was about to send it: what must happen is a handler's work.
+The sender is ``OutboxEvent``. A process that dies loses its signals: put what must happen into a handler.
 """
 
 from __future__ import annotations
@@ -31,31 +30,31 @@ event_failed = Signal()
 """An event failed for good. Arguments: ``event``, ``destination``, ``error`` (text), ``using``."""
 
 destination_paused = Signal()
-"""A relay paused a destination that said it is gone. Arguments: ``destination``, ``reason``, ``using``."""
+"""A relay paused a destination that answered "gone". Arguments: ``destination``, ``reason``, ``using``."""
 
 log = logging.getLogger("relaybox.django")
 
 MOST_WAITING = 10_000
-"""How many signals may wait for the thread that sends them."""
+"""Signals that may wait for the sending thread."""
 
 Send = Callable[[Callable[[], None]], None]
 
 
 class SignalObserver(Observer):
-    """Sends the signals of what a relay does; ``send`` calls a function where it may use the database."""
+    """An observer that sends signals; ``send`` calls a function where the database may be used."""
 
     def __init__(self, using: str, send: Send) -> None:
         self._using = using
         self._send = send
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Some may have failed on the spot."""
+        """Signal the deliveries that the claim failed because their relay died too often."""
         for delivery in claim.failed:
             died = f"the relay died {delivery.crashes} times while it held this event"
             self._tell_of(delivery, event_failed, error=died)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Outcomes were written."""
+        """Signal what was delivered or failed."""
         for delivery, outcome in settlements:
             if delivery.id in lost:
                 continue
@@ -66,7 +65,7 @@ class SignalObserver(Observer):
                     self._tell_of(delivery, event_failed, error=error)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """A circuit changed, or the destination was paused."""
+        """Signal a destination that was paused."""
         if state == "paused":
             self._tell(destination_paused, destination=destination, reason=reason)
 
@@ -80,10 +79,7 @@ class SignalObserver(Observer):
 
 
 class ThreadedSignals(SignalObserver):
-    """Sends them in a thread of its own, for a relay whose loop must not wait for a receiver's queries.
-
-    Where receivers cannot keep up, signals are left out and counted rather than kept without end.
-    """
+    """A ``SignalObserver`` with a thread, so that receivers do not block the relay; it drops the excess."""
 
     def __init__(self, using: str, patience: float) -> None:
         super().__init__(using, self._queue)
@@ -93,7 +89,7 @@ class ThreadedSignals(SignalObserver):
         self._left_out = 0
 
     def stopped(self) -> None:
-        """Send what waits, for no longer than the relay's patience."""
+        """Send the waiting signals, for up to the relay's patience."""
         if self._thread is None:
             return
         with suppress(queue.Full):
@@ -103,7 +99,7 @@ class ThreadedSignals(SignalObserver):
 
     def _queue(self, signal: Callable[[], None]) -> None:
         if self._thread is None:
-            # A daemon: a receiver that hangs does not keep the process.
+            # A daemon, so that a receiver that hangs does not keep the process alive.
             self._thread = threading.Thread(target=self._run, name="relaybox-signals", daemon=True)
             self._thread.start()
         try:

@@ -1,12 +1,4 @@
-"""The store on Django's own connection, and the loop in which a relay uses it from synchronous code.
-
-A relay's coroutines run in a loop beside the caller; whatever touches Django's connection, or is a
-synchronous handler, comes back into the caller's own thread. So an eager task, a view and a test see their
-own connection and what their transaction has written.
-
-Where that is impossible (a loop runs in this thread already, or gevent or eventlet replaced the threads), one
-helper thread does it all, with a connection of its own.
-"""
+"""The store on Django's own connection, and the loop for it; see ``docs/explanation/django.md``."""
 
 from __future__ import annotations
 
@@ -44,13 +36,13 @@ _helper = threading.local()
 
 
 def open_store(using: str) -> SqlStore:
-    """Return the store in the database of an alias, on the calling thread's connection to it."""
+    """Return the store of an alias, on the calling thread's connection."""
     statements = get_statements(dialect_of(connection_of(using)))
     return SqlStore(StoreSteps(statements), DjangoDriver(using, statements))
 
 
 def is_busy(connection: BaseDatabaseWrapper) -> bool:
-    """True if the application has a transaction open there; that of a ``TestCase`` does not count."""
+    """True if the application has an open transaction, not counting that of a ``TestCase``."""
     blocks = connection.atomic_blocks
     if blocks:
         return not is_of_testcase(blocks[-1])
@@ -59,17 +51,14 @@ def is_busy(connection: BaseDatabaseWrapper) -> bool:
 
 
 class DjangoDriver:
-    """Runs steps on Django's connection, in the thread that entered.
-
-    Each is a transaction of its own; inside a transaction that is open already, a savepoint.
-    """
+    """A driver in the thread that called ``enter``; a run is a transaction, or a savepoint in an open one."""
 
     def __init__(self, using: str, statements: Statements) -> None:
         self._using = using
         self._preamble = statements("pin_plan") if statements.dialect.one_statement else None
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:
-        """Drive the steps to their end, again from the start when it was chosen to break a deadlock."""
+        """Drive the steps; restart them if the database broke a deadlock by rolling them back."""
         try:
             return await call(self._run, begin)
         except Error as error:
@@ -101,7 +90,7 @@ class DjangoDriver:
             execute(connection, *TRANSACTION.commit)
             return result
         except BaseException:
-            # A connection that broke has rolled back by closing.
+            # This fails on a broken connection, which has rolled back by closing.
             with suppress(Error):
                 execute(connection, *TRANSACTION.rollback)
             connection.close_if_unusable_or_obsolete()
@@ -112,10 +101,7 @@ class DjangoDriver:
 
 
 def enter(work: Callable[[], Coroutine[Any, Any, T]], *, interruptibly: bool = False) -> T:
-    """Run ``work`` to its end.
-
-    ``interruptibly``: or to Ctrl-C, for commands, whose thread has nothing else to do.
-    """
+    """Run ``work`` to its end; ``interruptibly`` lets Ctrl-C stop it, for commands."""
     alone = partial(copy_context().run, _alone, work)
     if (apply := _native_thread()) is not None:
         return apply(alone)
@@ -133,7 +119,7 @@ def enter(work: Callable[[], Coroutine[Any, Any, T]], *, interruptibly: bool = F
 
 
 class _Entered(Generic[T]):
-    """Work that a thread waits for; if that thread is interrupted, as by a time limit, the work ends too."""
+    """Work that a thread waits for; an interrupt of that thread, such as a time limit, cancels the work."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, T]]) -> None:
         self._work = work
@@ -142,7 +128,7 @@ class _Entered(Generic[T]):
         self._begun: tuple[asyncio.AbstractEventLoop, asyncio.Task[Any], Any] | None = None
 
     async def run(self) -> T:
-        """Do the work."""
+        """Run the work."""
         loop, task = asyncio.get_running_loop(), asyncio.current_task()
         assert task is not None
         self._begun = (loop, task, waiting_thread(loop))
@@ -154,7 +140,7 @@ class _Entered(Generic[T]):
             self._ended.set_result(None)
 
     def leave(self) -> None:
-        """Cancel it, and do for it what only this thread can, until it has ended."""
+        """Cancel the work, and serve its calls to this thread until it ends."""
         self._left = True
         if self._begun is not None and not self._ended.done():
             loop, task, executor = self._begun
@@ -163,7 +149,7 @@ class _Entered(Generic[T]):
 
 
 async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call a synchronous function in the thread that entered."""
+    """Call a synchronous function in the thread that called ``enter``."""
     if getattr(_helper, "alone", False):
         return _outside_loop(function, *args, **kwargs)
     return await sync_to_async(function, thread_sensitive=True)(*args, **kwargs)
@@ -179,7 +165,6 @@ def _here(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Run it in this thread, which does nothing else."""
     try:
         return _here(work)
     finally:
@@ -187,7 +172,7 @@ def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    """Call it as if no loop ran here; it may block, as this thread has nothing else to do."""
+    """Call a function as if no loop ran here. It may block: this thread does nothing else."""
     loop = asyncio.get_running_loop()
     asyncio._set_running_loop(None)
     try:
@@ -197,7 +182,7 @@ def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
 
 
 def _native_thread() -> Callable[[Callable[[], T]], T] | None:
-    """Return what runs a function in a real thread, if the threads of this process are greenlets."""
+    """Return a function that runs another in a real thread, if this process replaced threads by greenlets."""
     if "gevent" in sys.modules:
         from gevent import get_hub, monkey
 

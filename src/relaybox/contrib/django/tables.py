@@ -1,8 +1,4 @@
-"""The tables as Django handles them: their columns and indexes, the operation that creates them, and a check.
-
-Models and migrations are written with these fields and indexes. The tables themselves are created by the
-statements of ``relaybox migrate``.
-"""
+"""Fields, indexes and a migration operation, which uses the statements of ``relaybox migrate``."""
 
 from __future__ import annotations
 
@@ -32,17 +28,14 @@ ALREADY_GONE = {1051}
 """MySQL's error for a table that does not exist."""
 
 MODEL = "OutboxEvent"
-"""The model that routers are asked about: the tables go together."""
+"""The model that routers decide on, for all tables."""
 
 
 class OutboxUUIDField(models.UUIDField):  # type: ignore[misc]
-    """A UUID: PostgreSQL's type, and 32 hexadecimal digits elsewhere.
-
-    Django uses MariaDB's own type where there is one. It sorts UUIDs of version 7 in another order than time.
-    """
+    """A UUID, as text except on PostgreSQL: MariaDB's own type does not sort version 7 UUIDs by time."""
 
     def db_type(self, connection: Any) -> str:
-        """Return the column's type, which a foreign key to it takes over."""
+        """Return the column's type; foreign keys use it too."""
         if connection.vendor == "mysql":
             return "char(32) CHARACTER SET ascii COLLATE ascii_bin"
         return str(super().db_type(connection))
@@ -53,49 +46,43 @@ class OutboxUUIDField(models.UUIDField):  # type: ignore[misc]
         return value if value is None or connection.vendor == "postgresql" else value.hex
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> UUID | None:
-        """Return a UUID; some of Django's backends made it already."""
+        """Return a UUID; some backends return one already."""
         return UUID(value) if isinstance(value, str) else value
 
 
 class UTCDateTimeField(models.DateTimeField):  # type: ignore[misc]
-    """A moment: aware and in UTC in Python, also where USE_TZ is off; UTC in the database.
-
-    A naive value that is written or looked for is taken to be in the zone of ``settings.TIME_ZONE``.
-    """
+    """A time in UTC, aware even without ``USE_TZ``; naive values are in ``settings.TIME_ZONE``."""
 
     def get_prep_value(self, value: Any) -> datetime | None:
-        """Return an aware moment."""
+        """Return an aware time."""
         value = super().get_prep_value(value)
         if value is None or timezone.is_aware(value):
             return value  # type: ignore[no-any-return]
         return timezone.make_aware(value, timezone.get_default_timezone())  # type: ignore[no-any-return]
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Return the moment as the outbox's own statements write it."""
+        """Return the time as the outbox's own statements write it."""
         value = value if prepared else self.get_prep_value(value)
         return None if value is None else dialect_of(connection).to_time(value)
 
     def from_db_value(self, value: datetime | None, expression: Any, connection: Any) -> datetime | None:
-        """Return the moment in UTC."""
+        """Return the time in UTC."""
         if value is None:
             return None
         if connection.vendor != "postgresql":
-            # Django's backend may have given it the zone that it supposes the column to be in.
+            # Django may have added the zone that it assumes for the column.
             return value.replace(tzinfo=UTC)
         if timezone.is_naive(value):
-            # Without USE_TZ it is the wall time of the session's zone.
+            # Without USE_TZ, the value is in the session's zone.
             value = value.replace(tzinfo=ZoneInfo(connection.timezone_name))
         return value.astimezone(UTC)
 
 
 class OutboxJSONField(models.JSONField):  # type: ignore[misc]
-    """A JSON document, written as the outbox writes it.
-
-    Where JSON is text, a whole document is looked for by its text.
-    """
+    """A JSON document, formatted as the outbox writes it: databases without a JSON type compare its text."""
 
     def get_db_prep_value(self, value: Any, connection: Any, prepared: bool = False) -> Any:
-        """Return Django's value; text has no blanks and no escapes."""
+        """Return Django's value; text without spaces and escapes."""
         adapted = super().get_db_prep_value(value, connection, prepared)
         if not isinstance(adapted, str):
             return adapted
@@ -103,7 +90,7 @@ class OutboxJSONField(models.JSONField):  # type: ignore[misc]
 
     def from_db_value(self, value: Any, expression: Any, connection: Any) -> Any:
         """Return the document."""
-        # SQLite keeps a document that is a bare number as a number.
+        # SQLite stores a bare number as a number.
         if isinstance(value, int | float):
             return value
         return super().from_db_value(value, expression, connection)
@@ -111,7 +98,7 @@ class OutboxJSONField(models.JSONField):  # type: ignore[misc]
 
 @OutboxJSONField.register_lookup
 class SameDocument(JSONExact):  # type: ignore[misc]
-    """``payload={…}``: MariaDB's JSON is text, of which Django's functions would change the spacing."""
+    """``payload={…}``: MariaDB stores JSON as text, and Django's functions would change its spacing."""
 
     def as_mysql(self, compiler: Any, connection: Any) -> tuple[str, Any]:
         """Compare the two texts."""
@@ -124,7 +111,7 @@ class SameDocument(JSONExact):  # type: ignore[misc]
 
 
 class NamedIndex(models.Index):  # type: ignore[misc]
-    """An index with the name it has in the database, as long as all but Oracle allow; Oracle allows 30."""
+    """An index with a name of up to 63 characters; Django allows 30, which only Oracle needs."""
 
     max_name_length = 63
 
@@ -132,16 +119,15 @@ class NamedIndex(models.Index):  # type: ignore[misc]
 def state_of(
     name: str, db_table: str, verbose_name: str, fields: Mapping[str, models.Field], **options: Any
 ) -> CreateModel:
-    """Return the operation that tells Django of a table, which ``CreateOutboxTables`` creates."""
+    """Return the operation that adds a table to Django's state; ``CreateOutboxTables`` creates the table."""
     fixed = {"db_table": db_table, "verbose_name": verbose_name, "default_permissions": ("view",)}
     return CreateModel(name, list(fields.items()), {**fixed, **options})
 
 
 class CreateOutboxTables(Operation):  # type: ignore[misc]
-    """Brings the tables to a version with the statements of ``relaybox migrate``.
+    """Bring the tables to a version with the statements of ``relaybox migrate``.
 
-    Backwards, the first version drops the tables; the others leave them, as the version before runs on them
-    too. After ``relaybox migrate`` there is nothing left to do.
+    Reversing version 1 drops the tables. Reversing another does nothing: older releases run on newer tables.
     """
 
     reduces_to_sql = True
@@ -150,17 +136,17 @@ class CreateOutboxTables(Operation):  # type: ignore[misc]
         self.version = version
 
     def state_forwards(self, app_label: str, state: Any) -> None:
-        """Do nothing: the models stand in operations of their own."""
+        """Do nothing: separate operations add the models."""
 
     def database_forwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Create what is missing."""
+        """Apply the missing versions."""
         if self.allow_migrate_model(
             schema_editor.connection.alias, to_state.apps.get_model(app_label, MODEL)
         ):
             create_tables(schema_editor, self.version)
 
     def database_backwards(self, app_label: str, schema_editor: Any, from_state: Any, to_state: Any) -> None:
-        """Drop the tables with everything in them, on the way back from the first version."""
+        """Drop the tables and all their rows when reversing the first version."""
         if self.version > 1:
             return
         connection = schema_editor.connection
@@ -168,7 +154,7 @@ class CreateOutboxTables(Operation):  # type: ignore[misc]
             _execute(schema_editor, drop(outbox_of(connection)), ALREADY_GONE)
 
     def describe(self) -> str:
-        """Return what ``migrate --plan`` prints."""
+        """Return the text for ``migrate --plan``."""
         return f"Create the tables of the outbox, version {self.version}"
 
 
@@ -176,20 +162,16 @@ def create_tables(schema_editor: Any, version: int = NEWEST) -> None:
     """Apply the versions up to ``version`` that the database has not recorded."""
     connection = schema_editor.connection
     outbox = outbox_of(connection)
-    # What is only printed stands in one migration for each version.
+    # ``sqlmigrate`` prints one version for each migration.
     recorded = version - 1 if schema_editor.collect_sql else recorded_version(connection)
     pending = [migration for migration in MIGRATIONS if (recorded or 0) < migration.number <= version]
     statements = [statement for migration in pending for statement in migration.statements(outbox)]
-    # Without the table of migrations, which is made first, whatever else exists is not ours.
+    # MySQL: without our table of migrations, which comes first, an existing table is not ours.
     _execute(schema_editor, statements, () if recorded is None else ALREADY_THERE)
 
 
 def create_tables_without_migrations(sender: AppConfig, using: str, **kwargs: Any) -> None:
-    """Create the tables if the project has turned the app's migrations off.
-
-    Django would create them from the models, without the constraints, the defaults and the positions. It
-    leaves tables alone that exist already.
-    """
+    """Create the tables if migrations are off, before Django does so without constraints and defaults."""
     if MigrationLoader.migrations_module(sender.label)[0] is not None:
         return
     if router.allow_migrate_model(using, sender.get_model(MODEL)):
@@ -207,7 +189,7 @@ def outbox_of(connection: Any) -> Outbox:
 
 
 def recorded_version(connection: Any) -> int | None:
-    """Return the highest version recorded, or 0; ``None`` if there is no table of migrations."""
+    """Return the highest recorded version or 0, or None if there is no table of migrations."""
     with connection.cursor() as cursor:
         if "outbox_migration" not in connection.introspection.table_names(cursor):
             return None
@@ -216,11 +198,11 @@ def recorded_version(connection: Any) -> int | None:
 
 
 def _execute(schema_editor: Any, statements: Iterable[str], passed_over: Container[int]) -> None:
-    """Execute DDL. MySQL commits every statement by itself, so one that was cut short is run again."""
+    """Execute DDL. MySQL commits each statement, so a rerun skips what an interrupted one created."""
     resuming = schema_editor.connection.vendor == "mysql"
     for statement in statements:
         try:
-            # None: a percent sign is not a placeholder.
+            # With ``params=None``, a percent sign is not a placeholder.
             schema_editor.execute(statement, params=None)
         except DatabaseError as error:
             if not resuming or error.args[0] not in passed_over:
@@ -228,7 +210,7 @@ def _execute(schema_editor: Any, statements: Iterable[str], passed_over: Contain
 
 
 def check_tables(using: str) -> None:
-    """Raise if the database cannot be reached, or its tables are missing or too old."""
+    """Raise if the database is unreachable, or its tables are missing or too old."""
     connection = connection_of(using)
     fix = f"run `{Program.migrate}{'' if using == 'default' else f' --database {using}'}`"
     try:

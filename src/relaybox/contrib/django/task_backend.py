@@ -1,8 +1,7 @@
 """A backend for Django's tasks: a task is enqueued if and only if the transaction commits.
 
-``TASKS = {"default": {"BACKEND": "relaybox.contrib.django.task_backend.OutboxBackend"}}``. Tasks are those of
-Django 6.0, or of the package ``django-tasks``. The relay or worker that delivers the project's events runs
-them, at least once each, and again as ``OUTBOX`` says if they raise.
+``TASKS = {"default": {"BACKEND": "relaybox.contrib.django.task_backend.OutboxBackend"}}``, for the tasks of
+Django 6.0 or ``django-tasks``. The project's relay or worker runs each at least once; errors are retried.
 """
 
 from __future__ import annotations
@@ -42,27 +41,27 @@ log = logging.getLogger("relaybox.handler")
 
 
 class OutboxTaskResult(TaskResult):  # type: ignore[misc]
-    """What the outbox knows of a task: everything but the value it returned."""
+    """A task's result, without its return value."""
 
     @property
     def return_value(self) -> Any:
-        """Not kept."""
+        """Raise for a successful task: the return value is not kept."""
         if self.status == TaskResultStatus.SUCCESSFUL:
             raise NotImplementedError("the outbox does not keep what a task returned; save it in the task")
         return super().return_value
 
 
 class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
-    """Enqueues tasks as events; ``OPTIONS["using"]`` is the alias of the database that they go to."""
+    """A backend that enqueues tasks as events in the database ``OPTIONS["using"]``."""
 
     supports_defer = True
     supports_async_task = True
     supports_get_result = True
 
     def enqueue(self, task: Task, args: Sequence[Any], kwargs: Mapping[str, Any]) -> TaskResult:
-        """Write the event; outside ``atomic()`` it commits by itself."""
+        """Write the event; outside ``atomic()``, commit it immediately."""
         self.validate_task(task)
-        # Made first: it refuses arguments that are not JSON.
+        # Built first, because it rejects arguments that are not JSON.
         result = _result(task, "", args, kwargs, status=TaskResultStatus.READY, enqueued_at=timezone.now())
         call = {"task": task.module_path, "args": result.args, "kwargs": result.kwargs}
         call |= {"queue": task.queue_name, "backend": task.backend}
@@ -78,7 +77,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
         return result
 
     def get_result(self, result_id: str) -> TaskResult:
-        """Return what has become of a task. Raise if it does not exist, or was removed."""
+        """Return a task's current result. Raise if it does not exist or was removed."""
         from relaybox.contrib.django.models import DatabaseNow, OutboxAttempt, OutboxEvent
 
         using = self._using()
@@ -96,7 +95,7 @@ class OutboxBackend(BaseTaskBackend):  # type: ignore[misc]
 
 
 def run(event: Event) -> None:
-    """Run the task of an event; what it returns is dropped."""
+    """Run an event's task and drop its return value."""
     call, now = event.payload, timezone.now()
     task = _task(call)
     worker = f"{socket.gethostname()}:{os.getpid()}"
@@ -120,15 +119,15 @@ def run(event: Event) -> None:
     except Exception as error:
         log.warning("the task %s failed with %s", task.module_path, describe(error), exc_info=error)
         kind = type(error)
-        # With the whole path, by which a result's errors name their classes.
+        # A result's errors name their classes by full path.
         raise Retry(f"{kind.__module__}.{describe(error)}") from error
     ended = replace(result, status=TaskResultStatus.SUCCESSFUL, finished_at=timezone.now())
-    # The task has done its work: a receiver that raises must not have it run again.
+    # The task is done; an error in a receiver must not run it again.
     task_finished.send_robust(type(task.get_backend()), task_result=ended)
 
 
 def _task(call: Mapping[str, Any]) -> Task:
-    """The task that an event names; nothing else is ever called."""
+    """Return the task that an event names. Reject any other object, so that it is never called."""
     task = import_string(call["task"])
     if not isinstance(task, Task):
         raise Reject(f"{call['task']} is no task; decorate it with @task")
@@ -162,7 +161,7 @@ def _stored(event: Any, failures: Sequence[Any]) -> TaskResult:
 
 
 def _error(message: str) -> TaskError:
-    """The class by its path, where there is one; of the traceback, the log has more than the message."""
+    """Return the error with its class, if the message names one. The log has the traceback."""
     path, _, _ = message.partition(": ")
     known = all(part.isidentifier() for part in path.split(".")) and "." in path
     return TaskError(exception_class_path=path if known else f"{Retry.__module__}.Retry", traceback=message)

@@ -1,8 +1,7 @@
 """The Celery tasks: deliver what is due, and remove what was kept long enough.
 
-Both are safe in any number of workers at once. While a delivery task is queued and has not begun, a mark in
-the database keeps others from being queued. The task removes the mark when it begins, before it looks: that
-task sees what committed earlier, and what commits later queues another. The mark of a lost task expires.
+Any number of workers can run them at once. A mark in the database keeps a second delivery task from being
+queued; the task clears it before it looks for work (see ``docs/explanation/django.md``).
 """
 
 from __future__ import annotations
@@ -30,28 +29,27 @@ T = TypeVar("T")
 log = logging.getLogger("relaybox.django")
 
 LOST = 60.0
-"""Seconds after which a queued task that has not begun is taken to be lost, and another is queued."""
+"""Seconds after which a queued task that has not begun counts as lost, and another may be queued."""
 
 REST = 5.0
-"""Seconds for which a broker that refused is not asked again, so that it does not slow every request down."""
+"""Seconds to leave a broker alone after it refused, so that it does not slow down every request."""
 
 ANSWER = 2.0
-"""Seconds that Redis has to answer, unless ``broker_transport_options`` say otherwise."""
+"""Seconds that Redis has to answer, unless ``broker_transport_options`` set a limit."""
 
 MARK = "celery task"
 
 broker = SimpleNamespace(refused_until=0.0)
-"""What this process knows of the broker."""
 
 
 @shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
 def deliver_outbox_events_task(
     using: str | None = None, rows: Mapping[str, Sequence[str]] | None = None
 ) -> dict[str, Any]:
-    """Deliver what is due for up to ``OUTBOX["DRAIN_SECONDS"]``; for what is left, another task is queued.
+    """Deliver what is due for up to ``OUTBOX["DRAIN_SECONDS"]``, then queue another task for the rest.
 
-    Without arguments, as from beat, every database of ``OUTBOX["DATABASES"]`` is swept. ``rows``, in eager
-    mode: only these ids, by destination, for up to ``OUTBOX["EAGER_SECONDS"]``.
+    Without arguments, as from beat, sweep every database of ``OUTBOX["DATABASES"]``. With ``rows`` (ids by
+    destination, in eager mode), deliver only these for up to ``OUTBOX["EAGER_SECONDS"]``.
     """
     settings = get_settings()
     if using is not None and rows is not None:
@@ -64,10 +62,7 @@ def deliver_outbox_events_task(
 
 @shared_task(ignore_result=True)  # type: ignore[untyped-decorator]
 def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
-    """Remove, in batches, what was delivered more than ``OUTBOX["RETENTION_HOURS"]`` ago; how many rows.
-
-    With it goes the rest that was kept long enough: discarded rows, idempotency keys, records of attempts.
-    """
+    """Remove rows delivered ``OUTBOX["RETENTION_HOURS"]`` ago and other expired rows; return their number."""
     aliases = get_settings().DATABASES if using is None else (using,)
     rounds = [chores.pruned for chores in _each(aliases, upkeep)]
     return sum(round_.changed for round_ in rounds if round_ is not None)
@@ -76,7 +71,7 @@ def cleanup_delivered_outbox_events_task(using: str | None = None) -> int:
 def _deliver(using: str, sweep: bool) -> Drained:
     _execute(using, "clear")
     if is_busy(connection_of(using)):
-        # Another task would find the same, and another after that.
+        # Do not queue another task: it would end here too.
         log.error(
             "nothing is delivered from %s: the task runs inside a transaction that is open already, as of a"
             " task class that opens atomic(), or of DATABASES[%r]['AUTOCOMMIT'] = False",
@@ -85,14 +80,14 @@ def _deliver(using: str, sweep: bool) -> Drained:
         )
         return Drained(finished=False)
     drained = drain(using, seconds=get_settings().DRAIN_SECONDS, sweep=sweep)
-    # An eager task would begin here and now, where this one could not go on.
+    # An eager task would start at once, and stop where this one did.
     if not drained.finished and not deliver_outbox_events_task.app.conf.task_always_eager:
         queue(using)
     return drained
 
 
 def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
-    """Do the work in every database; if it fails in one, go on with the others and raise at the end."""
+    """Do the work in every database; if one fails, continue and raise its error at the end."""
     done, errors = [], []
     for alias in aliases:
         try:
@@ -107,7 +102,7 @@ def _each(aliases: Iterable[str], work: Callable[[str], T]) -> list[T]:
 def deliver_or_queue(using: str, rows: Mapping[str, Sequence[str]]) -> None:
     """Deliver these rows now if tasks are eager, otherwise queue a task."""
     if deliver_outbox_events_task.app.conf.task_always_eager:
-        # An error is the caller's, whatever Celery's settings say of eager tasks.
+        # Raise errors in the caller, whatever Celery's settings for eager tasks are.
         deliver_outbox_events_task.apply(kwargs={"using": using, "rows": dict(rows)}, throw=True)
     else:
         queue(using)
@@ -126,7 +121,7 @@ def queue(using: str) -> None:
 
 
 def _publish(using: str) -> None:
-    """Publish a task. Do not wait for a broker that is away; retry one that lost the connection once."""
+    """Publish a task. Fail at once if the broker is down; retry once if the connection broke."""
     app = deliver_outbox_events_task.app
     with producers[_connection(app, repr(app.conf.broker_write_url))].acquire(block=True) as producer:
         producer.connection.ensure_connection(max_retries=0)
@@ -142,10 +137,7 @@ def _publish(using: str) -> None:
 
 @lru_cache(maxsize=4)
 def _connection(app: Any, _url: str) -> Any:
-    """Return the key of the pool of an application's broker; costly to make, so once for each URL.
-
-    Redis gets a time limit: it has none by default.
-    """
+    """Return the broker pool's key, cached as it is slow to make; give Redis a time limit, which it lacks."""
     connection = app.connection_for_write()
     if connection.get_transport_cls().driver_type == "redis":
         for option in ("socket_timeout", "socket_connect_timeout"):

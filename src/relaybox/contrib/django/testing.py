@@ -1,7 +1,4 @@
-"""What a test of a Django project holds of its outbox: on Django's own connection, in the test's transaction.
-
-pytest's fixture ``outbox`` is a ``DjangoProbe``; test classes of Django get theirs from ``OutboxTestMixin``.
-"""
+"""The outbox in tests, on Django's own connection: pytest's fixture ``outbox``, and ``OutboxTestMixin``."""
 
 from __future__ import annotations
 
@@ -31,18 +28,14 @@ from relaybox.testing.emitted import EmittedEvent, Reader
 from relaybox.testing.probe import Drained, OutboxProbe, Tally, no_backoff
 
 SECONDS = 600.0
-"""A test that delivers for longer hangs."""
+"""A test that delivers for longer is taken to hang."""
 
 NOTHING_DUE = "nothing was due"
 BUSY = "nothing is delivered inside an open atomic(): leave it first"
 
 
 class DjangoProbe(OutboxProbe):
-    """The project's outbox during one test.
-
-    Without ``using``, in the database that routers choose for outbox events; where the test may not use that
-    one, in the first of ``OUTBOX["DATABASES"]`` that it may use.
-    """
+    """The project's outbox in a test; ``using`` defaults to the routers' choice, else to an allowed alias."""
 
     def __init__(self, using: str | None = None, real: Collection[str] | None = ()) -> None:
         aliases = [using or default_alias(), *get_settings().DATABASES]
@@ -51,7 +44,7 @@ class DjangoProbe(OutboxProbe):
         super().__init__(get_outbox(self._using), real, reader=self._readers[self._using])
 
     def using(self, alias: str) -> Self:
-        """The same for another database; what is said of destinations holds for all."""
+        """Return a probe for another database; answers set for destinations hold in both."""
         if alias not in self._readers:
             self._readers[alias] = _Reader(alias)
         other = copy.copy(self)
@@ -60,7 +53,7 @@ class DjangoProbe(OutboxProbe):
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While the block runs, eager tasks, drains and relays of this process send as this test says."""
+        """Make eager tasks, drains and relays of this process send as this test says, inside the block."""
         before, draining.sink_of = draining.sink_of, self._staged
         try:
             with ExitStack() as stack:
@@ -71,14 +64,14 @@ class DjangoProbe(OutboxProbe):
             draining.sink_of = before
 
     async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
-        """``drain``, from asynchronous code."""
+        """Deliver what is due, from asynchronous code; see ``drain``."""
         return await sync_to_async(self.drain, thread_sensitive=True)(ignore_backoff=ignore_backoff)
 
     def drain(self, *, ignore_backoff: bool = False) -> Drained:
-        """Deliver what is due, then return; what it did, and nothing is asserted.
+        """Deliver what is due and return the counts, without asserting anything.
 
-        Functions are called in this thread, on its connection and in its transaction. ``ignore_backoff``:
-        what waits for its next attempt, or behind an open circuit, is due now.
+        Handlers run in this thread, on its connection and in its transaction. With ``ignore_backoff``, rows
+        that wait for their next attempt or behind an open circuit are due now.
         """
         if in_loop():
             raise ConfigError("drain() inside a running event loop: write `await outbox.adrain()`")
@@ -91,7 +84,7 @@ class DjangoProbe(OutboxProbe):
         return tally.drained
 
     async def aclear(self) -> None:
-        """``clear``, from asynchronous code."""
+        """Delete all rows, from asynchronous code; see ``clear``."""
         await sync_to_async(self.clear, thread_sensitive=True)()
 
     def _staged(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
@@ -99,7 +92,7 @@ class DjangoProbe(OutboxProbe):
 
     @property
     def _destinations(self) -> Sequence[Destination]:
-        # The settings may be other ones by now: a test overrides them.
+        # A test may have overridden the settings.
         return get_configuration().settings.destinations
 
     def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
@@ -109,34 +102,31 @@ class DjangoProbe(OutboxProbe):
 
 
 class OutboxTestMixin:
-    """``self.outbox`` in Django's test classes: ``class OrderTests(OutboxTestMixin, TestCase)``.
-
-    It is made in ``setUp``: one of your own begins with ``super().setUp()``.
-    """
+    """A mixin that sets ``self.outbox`` in ``setUp``; an override must call ``super().setUp()`` first."""
 
     outbox: DjangoProbe
     enterContext: Any
 
     def setUp(self) -> None:
-        """Begin to look, and to capture what would be sent."""
+        """Start to read events and to capture sends."""
         super().setUp()  # type: ignore[misc]
         self.outbox = DjangoProbe()
         self.enterContext(self.outbox.installed())
 
 
 class _Reader(Reader):
-    """Reads on Django's connection."""
+    """A reader on Django's connection."""
 
     def __init__(self, using: str) -> None:
         super().__init__(get_outbox(using), partial(_opened, using))
 
     async def aread(self, connection: Any = None) -> list[EmittedEvent]:
-        """``read``, in the thread of the synchronous calls of asynchronous code."""
+        """Read in the thread of asynchronous code's synchronous calls."""
         return await sync_to_async(self.read, thread_sensitive=True)(connection)
 
 
 def _readers(aliases: Sequence[str], strict: bool) -> dict[str, Reader]:
-    """Of the databases that the test may use; ``strict``: the first must be among them."""
+    """Return readers of the databases that the test may use; ``strict`` requires the first."""
     readers: dict[str, Reader] = {}
     refused: list[DatabaseOperationForbidden] = []
     for alias in dict.fromkeys(aliases):
@@ -153,7 +143,7 @@ def _readers(aliases: Sequence[str], strict: bool) -> dict[str, Reader]:
 
 @contextmanager
 def _opened(using: str) -> Iterator[Execute]:
-    """This thread's connection; in a savepoint, so that an error leaves the test's transaction usable."""
+    """Yield this thread's connection, in a savepoint: an error leaves the test's transaction usable."""
     try:
         with transaction.atomic(using=using):
             yield partial(execute, connection_of(using))

@@ -1,7 +1,6 @@
-"""The outbox in Django's admin: what is where and why, and three things to do about it.
+"""The outbox in Django's admin: deliveries, why they are in their state, and three actions.
 
-Everything is asked of the operators' service, as in the command line and the dashboard. Users who may
-``view`` outbox events see them; the permissions ``retry``, ``replay`` and ``discard`` each allow that action.
+The permission ``view`` shows deliveries; ``retry``, ``replay`` and ``discard`` each allow that action.
 """
 
 from __future__ import annotations
@@ -47,28 +46,26 @@ from relaybox.stores.ledger import Content, Entry, Filter, State
 
 T = TypeVar("T")
 Detailed: TypeAlias = tuple[Detail, Reason, list[str], list[Entry]]
-"""A delivery, why it is where it is, what can be done about it, and where else its event goes."""
+"""A delivery, the reason for its state, the possible actions, and the event's other deliveries."""
 
 ACTOR = 200
-"""The longest name that the audit takes."""
+"""The longest actor that the audit accepts."""
 
 NOTHING = "–"
 ERROR_LENGTH = 60
 
 LONGEST = 100_000
-"""How many characters of a document a page shows."""
+"""Characters of a document that a page shows."""
 
 SIBLINGS = 50
-"""How many other deliveries of the event are named."""
+"""Other deliveries of the event that a page lists."""
 
 html = cast("Callable[..., str]", format_html)
-"""``format_html``, typed."""
 
 _UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _action(action: Action) -> Callable[..., HttpResponse]:
-    """Return the method of an action, for users who have its permission."""
 
     def method(self: OutboxEventAdmin, request: HttpRequest, queryset: Any) -> HttpResponse:
         return run(action, self, request, queryset)
@@ -79,7 +76,7 @@ def _action(action: Action) -> Callable[..., HttpResponse]:
 
 @admin.register(OutboxEvent)
 class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
-    """Shows deliveries and never edits them, in the database of ``using`` or of the project's routers."""
+    """A read-only admin of the deliveries in the database ``using``, or in the one that routers choose."""
 
     using: str | None = None
 
@@ -98,29 +95,29 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
     search_help_text = "An aggregate, such as order 17 or order:17; an event’s ID; or an event type."
     actions = ("retry", "replay", "discard")
     show_full_result_count = False
-    # Counts are for those who have time. Django 4.2 does not offer them.
+    # Counting is slow on large tables. Django 4.2 has no facets.
     show_facets = getattr(getattr(admin, "ShowFacets", None), "NEVER", None)
 
     @admin.display(description="status")  # type: ignore[untyped-decorator]
     def state(self, row: OutboxEvent) -> str:
-        """Return where it is."""
+        """Return the state as a badge."""
         return badge(row.entry.state)
 
     def aggregate(self, row: OutboxEvent) -> str:
-        """Return what it is about."""
+        """Return the aggregate, such as ``order 17``."""
         return f"{row.aggregate_type} {row.aggregate_id}"
 
     @admin.display(description="attempts")  # type: ignore[untyped-decorator]
     def attempts_made(self, row: OutboxEvent) -> str:
-        """Return how many of how many."""
+        """Return the attempts, such as ``2 of 5``."""
         return f"{row.attempts} of {row.max_attempts}"
 
     def age(self, row: OutboxEvent) -> str:
-        """Return how long ago it was emitted."""
+        """Return the time since the event was emitted."""
         return age(row.entry)
 
     def next_attempt(self, row: OutboxEvent) -> str:
-        """Return in a few words when it is sent next."""
+        """Return when it is sent next."""
         words = {State.DUE: "now", State.SENDING: "under way", State.PARKED: "in its turn"}
         entry: Entry = row.entry
         if entry.state in words or entry.next_attempt_at is None:
@@ -129,14 +126,14 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return _time(entry.next_attempt_at, f"in {left}")
 
     def error(self, row: OutboxEvent) -> str:
-        """Return the beginning of the last error."""
+        """Return the start of the last error."""
         if not row.entry.error_message or row.entry.state is State.DELIVERED:
             return NOTHING
         text = Truncator(" ".join(row.entry.error_message.split()))
         return html('<span title="{}">{}</span>', text.chars(500), text.chars(ERROR_LENGTH))
 
     def get_using(self, request: HttpRequest) -> str:
-        """Return the alias of the database that is shown."""
+        """Return the alias of the database to show."""
         return self.using or str(router.db_for_write(self.model))
 
     def get_queryset(self, request: HttpRequest) -> Any:
@@ -144,16 +141,16 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         return super().get_queryset(request).using(self.get_using(request))
 
     def ask(self, request: HttpRequest, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the operators' service, in the name of the user."""
+        """Run the work with the admin service, with the user as the actor."""
         return ask(self.get_using(request), request.user.get_username()[:ACTOR], work)
 
     def may(self, request: HttpRequest, what: str) -> bool:
-        """True if the user has that permission of the model."""
+        """True if the user has this permission for the model."""
         name = f"{self.opts.app_label}.{get_permission_codename(what, self.opts)}"
         return bool(request.user.has_perm(name))
 
     def never(self, request: HttpRequest, obj: Any = None) -> bool:
-        """False: events are emitted, relays and the actions change them, and retention removes them."""
+        """Return False: only relays, actions and retention change or remove rows."""
         return False
 
     has_add_permission = has_change_permission = has_delete_permission = never
@@ -163,19 +160,16 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
     has_discard_permission = partialmethod(may, what="discard")
 
     def get_changelist(self, request: HttpRequest, **kwargs: Any) -> type[EventList]:
-        """Return the list that asks the service."""
+        """Return the list that reads through the admin service."""
         return EventList
 
     def changelist_view(self, request: HttpRequest, extra_context: Any = None) -> HttpResponse:
-        """Show the list, and run the actions on it."""
+        """Show the list, and run actions on it."""
         context = {"title": str(self.opts.verbose_name_plural).capitalize(), **(extra_context or {})}
         return super().changelist_view(request, context)
 
     def response_action(self, request: HttpRequest, queryset: Any, **kwargs: Any) -> HttpResponse | None:
-        """Run the action, and report an id that is not a delivery's.
-
-        From Django 6.1, ``kwargs`` say from which page it comes.
-        """
+        """Run the action, and report malformed ids. Django 6.1 adds ``kwargs`` about the page."""
         try:
             return super().response_action(request, queryset, **kwargs)
         except ValidationError as error:
@@ -185,7 +179,7 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
     def change_view(
         self, request: HttpRequest, object_id: str, form_url: str = "", extra_context: Any = None
     ) -> HttpResponse:
-        """Show everything about one delivery."""
+        """Show one delivery."""
         if request.method not in ("GET", "HEAD"):
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
@@ -228,19 +222,19 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
 
 
 def duration(seconds: float) -> str:
-    """Return one number and its unit, such as ``3 min``."""
+    """Return a number and its unit, such as ``3 min``."""
     whole = max(0, int(seconds))
     size, unit = next((unit for unit in _UNITS if whole >= unit[0]), _UNITS[-1])
     return f"{whole // size}\N{NO-BREAK SPACE}{unit}"
 
 
 def age(entry: Entry) -> str:
-    """Return how long ago it was emitted, by the database's clock."""
+    """Return the time since the event was emitted, by the database's clock."""
     return _time(entry.created_at, duration((entry.seen_at - entry.created_at).total_seconds()))
 
 
 def moment(value: datetime, seen_at: datetime) -> str:
-    """Return a moment in the project's time zone, and how far away it was."""
+    """Return a time in the project's time zone, and its distance from ``seen_at``."""
     distance = (value - seen_at).total_seconds()
     near = f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
     local = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
@@ -248,18 +242,17 @@ def moment(value: datetime, seen_at: datetime) -> str:
 
 
 def badge(state: State) -> str:
-    """Return the state, with a colour of its own."""
+    """Return the state in its own colour."""
     return html('<span class="relaybox-state {}">{}</span>', state.value, state.value)
 
 
 def _time(value: datetime, text: str) -> str:
-    """Return the text, with the moment for machines and in full for people."""
     full = value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, text)
 
 
 async def look(admin: Admin, id_: UUID) -> Detailed | None:
-    """Return the delivery of that id; None if there is no such delivery, or it is just being removed."""
+    """Return the delivery with this id, or None if it does not exist or is being removed."""
     own = next((detail for detail in await admin.event(id_) if detail.entry.id == id_), None)
     reason = next((reason for reason in await admin.why(id_) if reason.entry.id == id_), None)
     if own is None or own.content is None or reason is None:
@@ -271,21 +264,21 @@ async def look(admin: Admin, id_: UUID) -> Detailed | None:
 
 
 def sentence(reason: Reason) -> str:
-    """Return the sentence that says why a delivery is where it is."""
+    """Return a sentence that explains a delivery's state."""
     parts = f"It {reason.text}.".split("`")
     forms = ("{}", "<code>{}</code>")
     return html("".join(forms[index % 2] for index in range(len(parts))), *parts)
 
 
 def payload(content: Content) -> str:
-    """Return the payload as people read it, or its size and encoding."""
+    """Return the formatted payload, or the size and encoding of a binary one."""
     if content.payload is not None:
         return document(content.payload)
     return f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
 
 
 def document(text: Any) -> str:
-    """Return a JSON text with one value a line and every number as it was written."""
+    """Return JSON text with one value a line and all numbers unchanged."""
     try:
         spread = msgspec.json.format(str(text), indent=2)
     except msgspec.DecodeError:
@@ -295,7 +288,7 @@ def document(text: Any) -> str:
 
 
 def facts_of_event(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
-    """Yield what all deliveries of the event have in common."""
+    """Yield what all deliveries of the event share."""
     yield "Event type", _search(listing, entry.event_type)
     yield "Aggregate", _search(listing, f"{entry.aggregate_type} {entry.aggregate_id}")
     yield "Event ID", html("<code>{}</code>", entry.event_id)
@@ -304,7 +297,7 @@ def facts_of_event(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
 
 
 def facts_of_delivery(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
-    """Yield what belongs to this delivery alone."""
+    """Yield what is specific to this delivery."""
     query = urlencode({"destination": entry.destination})
     yield "Destination", html('<a href="{}?{}">{}</a>', listing, query, entry.destination or "(none)")
     yield "Delivery ID", html("<code>{}</code>", entry.id)

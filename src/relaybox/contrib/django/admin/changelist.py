@@ -1,8 +1,4 @@
-"""The admin's list of deliveries: its pages, its filters, and the actions on what is selected.
-
-The operators' service reads a page, and never counts. A page is named by the cursor it begins after, in place
-of Django's page number.
-"""
+"""The admin's list of deliveries. Rows are never counted, so a cursor replaces Django's page number."""
 
 from __future__ import annotations
 
@@ -33,7 +29,7 @@ READ = frozenset(field.name for field in fields(Entry))
 COLUMNS = [field.attname for field in OutboxEvent._meta.concrete_fields if field.attname in READ]
 
 WINDOWS = 3
-"""How many windows of rows one page looks through; the next page looks through the next ones."""
+"""Windows of rows that one page searches; the next page searches the following ones."""
 
 SPANS = {
     "1h": (timedelta(hours=1), "in the last hour"),
@@ -48,14 +44,14 @@ FROM_DETAIL = "from_detail"
 
 
 class EventFilter(SimpleListFilter):  # type: ignore[misc]
-    """A filter of the list, by a field of the service's ``Filter``; no queryset is asked."""
+    """A list filter that sets a field of the service's ``Filter``; the queryset stays unused."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
-        """Return it as it is."""
+        """Return the queryset unchanged."""
         return queryset
 
     def narrowed(self, filter: Filter) -> Filter:
-        """Return the filter with what was chosen here. Raise ``IncorrectLookupParameters``."""
+        """Return the filter with the chosen value. Raise ``IncorrectLookupParameters``."""
         value = self.value()
         if value is None:
             return filter
@@ -64,7 +60,7 @@ class EventFilter(SimpleListFilter):  # type: ignore[misc]
         return self.narrow(filter, value)
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """Return the filter with one of the choices."""
+        """Return the filter with this choice."""
         return replace(filter, **{self.parameter_name: value})  # type: ignore[arg-type]
 
 
@@ -74,7 +70,7 @@ class StatusFilter(EventFilter):
     title = parameter_name = "status"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """Return every state, and one for all that wait."""
+        """Return every state, and ``pending`` for all that wait."""
         states = ("failed", "pending", "due", "scheduled", "parked", "sending", "delivered", "discarded")
         return [(state, WAITING if state == "pending" else state) for state in states]
 
@@ -85,34 +81,34 @@ class DestinationFilter(EventFilter):
     title = parameter_name = "destination"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """Return the destinations that are configured, or have rows."""
+        """Return the destinations that are configured or have rows."""
         names = model_admin.ask(request, Admin.names)
         return [(name, name or "(no route takes them)") for name in names]
 
 
 class AgeFilter(EventFilter):
-    """By the time they were emitted."""
+    """By the time the event was emitted."""
 
     title = "time emitted"
     parameter_name = "emitted"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
-        """Return a few spans."""
+        """Return the time spans."""
         return [(name, text) for name, (_, text) in SPANS.items()]
 
     def narrow(self, filter: Filter, value: str) -> Filter:
-        """Return the filter for events since then."""
+        """Return the filter for events in the span."""
         return replace(filter, since=datetime.now(UTC) - SPANS[value][0])
 
 
 class EventList(ChangeList):  # type: ignore[misc]
-    """One page of the list, and where the next one begins."""
+    """One page of the list, and the links to the next and the newest page."""
 
     older: str | None = None
     newest: str | None = None
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
-        """Return every row, for actions to pick theirs by primary key; the service applies the filters."""
+        """Return all rows, from which actions select by primary key; the service applies the filters."""
         self.filter_specs, self.has_filters, unknown, _, self.has_active_filters = self.get_filters(request)
         if unknown:
             raise IncorrectLookupParameters(", ".join(unknown))
@@ -143,19 +139,19 @@ class EventList(ChangeList):  # type: ignore[misc]
 
     @property
     def is_short(self) -> bool:
-        """True if there is more to look through, though the page has room."""
+        """True if the page has room but more rows are left to search."""
         return self.older is not None and self.result_count < self.list_per_page
 
 
 def row_of(entry: Entry, using: str) -> OutboxEvent:
-    """Return the entry as a model; the payload and other columns it lacks are read on access."""
+    """Return the entry as a model; columns that it lacks, such as the payload, are read on access."""
     row: OutboxEvent = OutboxEvent.from_db(using, COLUMNS, [getattr(entry, name) for name in COLUMNS])
     row.entry = entry
     return row
 
 
 async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
-    """Return the filter with what was searched for: an id, ``order 17`` or ``order:17``, or an event type."""
+    """Return the filter with the search: an id, ``order 17`` or ``order:17``, or an event type."""
     text = query.strip()
     if not text:
         return filter
@@ -170,7 +166,7 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
 
 
 def parse_uuid(value: str) -> UUID | None:
-    """Return the id; None if the text is not one."""
+    """Return the id, or None if the text is not a UUID."""
     try:
         return UUID(value)
     except ValueError:
@@ -179,7 +175,7 @@ def parse_uuid(value: str) -> UUID | None:
 
 @dataclass(frozen=True, slots=True)
 class Action:
-    """A verb of the operators' service, and how pages speak of it."""
+    """An action of the admin service, and its texts on pages."""
 
     name: str
     done: str
@@ -188,11 +184,11 @@ class Action:
 
     @property
     def title(self) -> str:
-        """Return the text of a button."""
+        """Return the text of the button."""
         return self.name.capitalize()
 
     async def ask(self, admin: Admin, ids: Sequence[UUID], *, dry_run: bool) -> Done:
-        """Do it to these deliveries, and to no others of their events."""
+        """Do it to these deliveries only, not to the other deliveries of their events."""
         verb = {"retry": admin.retry, "replay": admin.replay, "discard": admin.discard}[self.name]
         return await verb(Named(ids, exact=True), dry_run=dry_run)
 
@@ -219,8 +215,8 @@ ACTIONS = {action.name: action for action in (RETRY, REPLAY, DISCARD)}
 
 
 def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -> HttpResponse:
-    """Ask for a confirmation, or do it to the selected deliveries once that is given."""
-    # Once more: a request that claims to select across pages has got a queryset of everything.
+    """Ask for confirmation, or act on the selected deliveries if confirmed."""
+    # Filter again: for "select across", Django passes a queryset of all rows.
     rows = list(
         queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload", "headers")
     )
@@ -236,7 +232,7 @@ def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -
         return _confirmation(action, model_admin, request, taken, [row for row in rows if row.pk in left])
     _say(action, model_admin, request, taken, len(done.idle))
     if taken:
-        # So that they are looked at now, and not only at the next sweep.
+        # Notify, so that a relay looks now and not only at the next sweep.
         connection = connections[model_admin.get_using(request)]
         after_commit(connection, [(row.destination, str(row.pk)) for row in taken])
         for row in taken:
@@ -281,7 +277,6 @@ def _say(action: Action, model_admin: Any, request: HttpRequest, taken: list[Out
 
 
 def _address(model_admin: Any, request: HttpRequest) -> str:
-    """Return the address of the page where the action was chosen."""
     if FROM_DETAIL not in request.POST:
         return str(request.get_full_path())
     opts = model_admin.opts
@@ -293,6 +288,6 @@ def _address(model_admin: Any, request: HttpRequest) -> str:
 
 
 def _counted(rows: Iterable[OutboxEvent]) -> str:
-    """Return how many for which destination, such as ``2 to billing, 1 to search``."""
+    """Return the counts by destination, such as ``2 to billing, 1 to search``."""
     numbers = Counter(row.destination for row in rows)
     return ", ".join(f"{number} to {name or '(none)'}" for name, number in sorted(numbers.items()))

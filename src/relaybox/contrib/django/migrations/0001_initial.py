@@ -1,4 +1,4 @@
-"""The tables, by the statements of ``relaybox migrate``, and the models as Django remembers them."""
+"""Create the tables with the statements of ``relaybox migrate``, and add the models to Django's state."""
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import migrations, models

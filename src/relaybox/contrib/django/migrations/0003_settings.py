@@ -1,4 +1,4 @@
-"""What relays say of their destinations."""
+"""What relays report of their destinations' settings."""
 
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import migrations, models

@@ -1,1 +1,1 @@
-"""The tables' versions, as Django's migrations."""
+"""Django migrations, one for each version of the tables."""

@@ -1,4 +1,4 @@
-"""``manage.py outbox``: the command line of Relaybox, on an alias of ``DATABASES`` and with ``OUTBOX``."""
+"""``manage.py outbox``: Relaybox's command line, with an alias of ``DATABASES`` and ``OUTBOX``."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ PROGRAM = "manage.py outbox"
 
 
 class ProjectGroup(Group):
-    """The commands, whose errors are Django's."""
+    """The commands; their errors become Django's."""
 
     anywhere = ("--using",)
 
     def fail(self, message: str) -> NoReturn:
-        """Tell an error of ours as every command of Django does."""
+        """Raise ``CommandError``, as Django's commands do."""
         raise CommandError(message, returncode=2) from None
 
 
 @dataclass(frozen=True, slots=True)
 class ProjectOptions(Options):
-    """Where the settings come from: the project."""
+    """Options that take the settings from the project."""
 
     database: str | None = None
     config: str | None = None
@@ -66,47 +66,47 @@ class ProjectOptions(Options):
 
     @property
     def alias(self) -> str:
-        """The alias that was chosen, else the first that holds an outbox."""
+        """Return the chosen alias, or the first one with an outbox."""
         return self.using or get_settings().DATABASES[0]
 
     def outbox(self) -> Outbox:
-        """The project's outbox."""
+        """Return the project's outbox."""
         return get_outbox(self.alias)
 
     def settings(self, **flags: str | None) -> Settings:
-        """The settings of the project's outbox; no flag changes them."""
+        """Return the settings of the project's outbox; flags do not change them."""
         return self.outbox().settings
 
     def read(self) -> Settings:
-        """No file is read."""
+        """Return default settings: a project has no file."""
         from relaybox.core.settings import Settings
 
         return Settings()
 
     def file(self) -> Path | None:
-        """No file is read."""
+        """Return None: a project has no file."""
         return None
 
     def database_source(self) -> str | None:
-        """The project says it."""
+        """Return None: the project's settings name the database."""
         return None
 
     def origin(self, settings: Settings) -> str:
-        """Where settings come from."""
+        """Return where settings come from."""
         return "the project"
 
     def sources(self, outbox: Outbox) -> str:
-        """What was read."""
+        """Return what was read."""
         from django.conf import settings as django_settings
 
         return f"OUTBOX in {django_settings.SETTINGS_MODULE}, database {self.alias!r}"
 
     def shown_database(self, settings: Settings) -> str:
-        """The database by its alias."""
+        """Return the database by its alias."""
         return f"database {self.alias!r}"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the service on Django's own connection."""
+        """Run the work with the admin service on Django's connection."""
         check_tables(self.alias)
         return ask(self.alias, actor, work, interruptibly=True)
 
@@ -155,7 +155,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
         try:
             drained[alias] = _drain(given, patience)
         except RelayboxError as error:
-            # The others are swept all the same.
+            # Sweep the other databases anyway.
             wrong[str(error)] = None
             continue
         if drained[alias].stopped:
@@ -169,7 +169,6 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 
 
 def _each(context: typer.Context) -> Iterator[tuple[str, ProjectOptions]]:
-    """Yield every alias of OUTBOX['DATABASES'], or that of --using, with its options."""
     given = options(context)
     assert isinstance(given, ProjectOptions)
     for alias in (given.using,) if given.using else get_settings().DATABASES:
@@ -223,18 +222,18 @@ add_commands(app)
 
 
 class Command(BaseCommand):  # type: ignore[misc]
-    """Hands the arguments on; ``call_command("outbox", "drain", "--json")`` does so from Python."""
+    """The command; from Python, write ``call_command("outbox", "drain", "--json")``."""
 
     help = "Deliver and look after the events of the outbox."
-    # Each command checks what it needs itself, and tells it in one line.
+    # Each command checks what it needs, and reports it in one line.
     requires_system_checks = ()
 
     def create_parser(self, prog_name: str, subcommand: str, **options: Any) -> CommandParser:
-        """A parser that leaves ``--help`` to the command line itself."""
+        """Return a parser that leaves ``--help`` to the command line."""
         return super().create_parser(prog_name, subcommand, add_help=False, **options)
 
     def add_arguments(self, parser: CommandParser) -> None:
-        """Everything from the first word on is the command's."""
+        """Pass everything after the first word to the command line."""
         parser.add_argument("-h", "--help", action="store_true", dest="wants_help")
         parser.add_argument("--using", metavar="ALIAS")
         parser.add_argument("arguments", nargs=argparse.REMAINDER)
@@ -244,7 +243,7 @@ class Command(BaseCommand):  # type: ignore[misc]
         self.handle(arguments=["--help"])
 
     def handle(self, *args: Any, **options: Any) -> None:
-        """Run the command; from Python, what is not the status 0 raises ``CommandError``."""
+        """Run the command. From Python, raise ``CommandError`` if its status is not 0."""
         arguments = ["--help"] if options.get("wants_help") else without_djangos(options["arguments"])
         if (using := options.get("using")) is not None:
             arguments = ["--using", using, *arguments]
@@ -262,13 +261,13 @@ class Command(BaseCommand):  # type: ignore[misc]
 
 
 def run(arguments: list[str]) -> None:
-    """Run the command line; it ends with ``SystemExit``, or with ``CommandError`` where it cannot go on."""
-    # Not the Typer object itself, whose call takes over the process's excepthook.
+    """Run the command line. Raise ``SystemExit`` at the end, or ``CommandError`` on failure."""
+    # Calling the Typer object would replace the process's excepthook.
     typer.main.get_command(app)(arguments, prog_name=PROGRAM)
 
 
 def without_djangos(arguments: list[str]) -> list[str]:
-    """The arguments without the options that every command of Django takes; they have been seen to."""
+    """Remove the options that all Django commands take; Django has handled them."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for option in ("--settings", "--pythonpath", "--verbosity"):
         parser.add_argument(option)
@@ -280,7 +279,7 @@ def without_djangos(arguments: list[str]) -> list[str]:
 
 @contextmanager
 def logging_kept() -> Iterator[None]:
-    """Leave the logging of the process that called as it was."""
+    """Restore the caller's logging at the end of the block."""
     loggers = [logging.getLogger(name) for name in ("relaybox", "psycopg", None)]
     before = [(logger, list(logger.handlers), logger.propagate, logger.level) for logger in loggers]
     raises = logging.raiseExceptions
