@@ -1,8 +1,7 @@
-"""After the commit of a transaction that emitted: tell the relays which destinations have events.
+"""Call relays after the commit of a transaction that emitted.
 
-That a transaction committed is known of SQLAlchemy's sessions, which have an event for it, and of the blocks
-of ``outbox.transaction``. Engines have an event only before their COMMIT, and drivers have none: what is
-emitted there, relays find by polling.
+Only SQLAlchemy sessions and blocks of ``outbox.transaction`` report a commit. Engines have an event only
+before COMMIT, and drivers have none: relays find those events by polling.
 """
 
 from __future__ import annotations
@@ -24,20 +23,17 @@ _WAITING = "relaybox.waiting"
 
 
 class Blocks:
-    """The blocks of ``outbox.transaction`` that are open, and the destinations of what was emitted in each.
-
-    By the id of the connection, which is no other's while its block holds it.
-    """
+    """Open blocks and their destinations, by id of the connection: unique while its block holds it."""
 
     def __init__(self) -> None:
         self._names: dict[int, list[set[str]]] = {}
 
     def enter(self, connection: Any) -> None:
-        """A block begins, perhaps inside another."""
+        """Open a block, perhaps inside another."""
         self._names.setdefault(id(connection), []).append(set())
 
     def add(self, connection: Any, names: Iterable[str]) -> bool:
-        """Whether the connection is in a block, which then has these names."""
+        """Add the names to the connection's innermost block; return False if it is in none."""
         blocks = self._names.get(id(connection))
         if blocks is None:
             return False
@@ -45,7 +41,7 @@ class Blocks:
         return True
 
     def leave(self, connection: Any, *, kept: bool, committed: bool) -> set[str]:
-        """The names that are committed now. Those of a savepoint that was kept go to the block around it."""
+        """Close a block and return the names it committed; a kept savepoint passes its names outwards."""
         blocks = self._names[id(connection)]
         names = blocks.pop()
         if not blocks:
@@ -65,10 +61,7 @@ def told(
     blocks: Blocks,
     unserved: frozenset[str] = frozenset(),
 ) -> Steps[list[Emitted]]:
-    """The same writing; when it is committed, or written where it commits ``alone``, the caller is told.
-
-    Not of the destinations that are ``unserved``: no relay would come.
-    """
+    """Write, and call ``caller`` after the commit, at once if ``alone``, but not for ``unserved``."""
     emitted = yield from writing
     names = {name for one in emitted for name in one.destinations} - unserved
     if alone:
@@ -80,7 +73,7 @@ def told(
 
 @dataclass(slots=True)
 class _Waiting:
-    """The destinations of a session's events, each with the least depth of savepoints it was emitted at."""
+    """Destinations of a session, each with the lowest savepoint depth it was emitted at."""
 
     connection: sa.Connection
     depths: dict[str, int] = field(default_factory=dict)
@@ -94,11 +87,11 @@ def _wait(session: Session, connection: sa.Connection, caller: Caller, names: It
         depths[name] = min(depth, depths.get(name, depth))
 
 
-# At every session, which costs a look into its ``info``; to listen to each one that emits would cost more.
-# When this module is imported, because other threads may be using the list of listeners later.
+# Listening to all sessions costs a look into ``info``; a listener for each that emits costs more. Register at
+# import, because later other threads may be using the list of listeners.
 @sa.event.listens_for(Session, "after_commit")
 def _call(session: Session) -> None:
-    """Savepoints that are released come here too, and sessions inside a transaction of their connection's."""
+    """Call the relays, unless only a savepoint ended or the connection is still in a transaction."""
     if _WAITING not in session.info or session.get_nested_transaction() is not None:
         return
     waiting: dict[Caller, _Waiting] = session.info.pop(_WAITING)
@@ -109,7 +102,6 @@ def _call(session: Session) -> None:
 
 @sa.event.listens_for(Session, "after_rollback")
 def _forget(session: Session) -> None:
-    """Of a savepoint: what was emitted only since then."""
     if _WAITING not in session.info:
         return
     depth = depth_of(session.get_nested_transaction())
@@ -119,7 +111,6 @@ def _forget(session: Session) -> None:
 
 @sa.event.listens_for(Session, "after_transaction_end")
 def _end(session: Session, transaction: SessionTransaction) -> None:
-    """A savepoint that ended without a rollback belongs to what is around it."""
     if _WAITING not in session.info:
         return
     if transaction.parent is None:
@@ -131,7 +122,7 @@ def _end(session: Session, transaction: SessionTransaction) -> None:
 
 
 def depth_of(transaction: SessionTransaction | None) -> int:
-    """How many savepoints a session's transaction is in, itself included."""
+    """Return how many savepoints a session's transaction is in, including itself."""
     depth = 0
     while transaction is not None:
         depth += transaction.nested

@@ -1,4 +1,4 @@
-"""``emit`` itself: check the connection, build the rows, write them inside the caller's transaction."""
+"""Emit: check the connection, build the rows, and write them inside the caller's transaction."""
 
 from __future__ import annotations
 
@@ -26,16 +26,12 @@ from relaybox.errors import EmitError, InvalidField, UnsupportedConnection, did_
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
 
-# The backend that a URL names, where the dialect has a name of its own.
+# Dialects with another name than the backend in a URL.
 _FAMILIES = {"mariadb": "mysql"}
 
 
 class Emitter:
-    """Emits by one outbox's settings into one outbox's tables.
-
-    After a commit ``caller``, where there is one, is told the destinations of the events. ``look`` is called
-    before events are built, and may ``configure`` anew.
-    """
+    """Emits by an outbox's settings; ``look``, called before events are built, may ``configure``."""
 
     def __init__(self, settings: Settings, tables: Tables) -> None:
         self._family = sa.make_url(settings.database).get_backend_name()
@@ -49,11 +45,11 @@ class Emitter:
 
     @property
     def routes(self) -> Routes:
-        """The routes it emits by."""
+        """The current routes."""
         return self._builder.routes
 
     def configure(self, settings: Settings) -> None:
-        """Emit by these settings from now on."""
+        """Use these settings from now on."""
         self._builder = RowBuilder(settings)
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
@@ -65,23 +61,20 @@ class Emitter:
         return await self.awrite(connection, as_calls(calls), autocommit, many=True)
 
     def transaction(self, connection: Any) -> Transaction:
-        """A block that is a transaction, or a savepoint where one is open already."""
+        """Return a block that is a transaction, or a savepoint in an open one."""
         return Transaction(connection, self._insert, self._blocks, self.caller)
 
     def write(
         self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
     ) -> list[Emitted]:
-        """Write the calls' events through whatever serves the connection.
-
-        ``many``: errors say which of the calls they are about.
-        """
+        """Write the events of the calls; with ``many``, an error names its call."""
         way = channel(connection, self._insert)
         return way.run(self._writing(way, calls, autocommit, many))
 
     async def awrite(
         self, connection: Any, calls: Sequence[Call], autocommit: bool, many: bool = False
     ) -> list[Emitted]:
-        """``write``, for asynchronous connections and sessions."""
+        """Like ``write``, for asynchronous connections and sessions."""
         if (asynchronous := async_sqlalchemy(connection)) is not None:
             written: list[Emitted] = await asynchronous.run_sync(self.write, calls, autocommit, many)
             return written
@@ -91,7 +84,7 @@ class Emitter:
     def _writing(
         self, way: Channel, calls: Sequence[Call], autocommit: bool, many: bool
     ) -> Steps[list[Emitted]]:
-        """The statements to execute; whatever is refused is refused before the first of them."""
+        """Return the statements to execute; all errors of the calls are raised before the first statement."""
         driver = way.driver
         dialect = driver.dialect
         statements = self._statements.get(driver) or self._make_statements(driver)
@@ -101,14 +94,14 @@ class Emitter:
         emissions = build(self._builder, calls, dialect, many)
         writing = write(emissions, statements, dialect)
         if alone and _are_several(emissions):
-            # A key that committed without its rows would make every later try a duplicate.
+            # A key that is committed without its rows would make every later try a duplicate.
             writing = in_transaction(writing)
         if self.caller is None:
             return writing
         return told(writing, way, alone, self.caller, self._blocks, self._builder.handed_over)
 
     def _make_statements(self, driver: Driver) -> Statements:
-        """Once for each driver, which is also when to see whether it is one for this database."""
+        """Make the statements once for each driver; raise if the driver is for another database."""
         family = _FAMILIES.get(driver.dialect.name, driver.dialect.name)
         if family != self._family:
             problem = f"this outbox is on {self._family}, the connection is {driver.name}"
@@ -118,7 +111,7 @@ class Emitter:
 
 
 def build(builder: RowBuilder, calls: Sequence[Call], dialect: Dialect, many: bool) -> list[Emission]:
-    """The rows of each call; ``many``: an error says which of the calls it is about."""
+    """Return the rows of each call; with ``many``, an error names its call."""
     emissions = []
     for number, call in enumerate(calls):
         try:
@@ -131,14 +124,13 @@ def build(builder: RowBuilder, calls: Sequence[Call], dialect: Dialect, many: bo
 
 
 def _are_several(emissions: Sequence[Emission]) -> bool:
-    """Whether they may take more than one statement."""
     return len(emissions) > 1 or any(
         e.idempotency_key is not None or len(e.destinations) > 1 for e in emissions
     )
 
 
 def as_calls(calls: Calls) -> list[Call]:
-    """Each as a ``Call``; raises ``InvalidField``."""
+    """Return each as a ``Call``; raise ``InvalidField``."""
     if isinstance(calls, Call | Mapping | str | bytes) or not isinstance(calls, Iterable):
         raise InvalidField("calls", calls, "give a list of Call objects")
     return [call if isinstance(call, Call) else _as_call(number, call) for number, call in enumerate(calls)]

@@ -1,12 +1,11 @@
-"""Domain events of SQLAlchemy models: recorded on an object, emitted when its session flushes.
+"""Emit domain events of SQLAlchemy models: recorded on an object, written when its session flushes.
 
-What is recorded waits in its session. It is written after the flush that follows (so that new objects have
-their ids), or before the commit where nothing was left to flush; each event once, in the order recorded.
+Each is written once, in the order recorded, after a flush: new objects have ids then. Without a flush it is
+written before the commit.
 
-Savepoints: an event is *recorded* at some depth of nested transactions and *written* at some depth. When
-the savepoint of depth ``d`` is rolled back, events recorded in it (depth ``d`` or more) are forgotten; one
-that was recorded outside but written inside is written again, since the database forgot it. When the
-savepoint is released, both depths shrink to ``d - 1``.
+An event is *recorded* and *written* at some depth of savepoints. A rollback of depth ``d`` forgets events
+recorded at ``d`` or deeper. Those recorded outside but written inside are written again, because the database
+lost them. A release lowers both depths to ``d - 1``.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _Recorded:
     written: int = 0
 
     def call(self) -> Call:
-        """With the primary key, which a new object has only after the flush."""
+        """Return the call with the primary key, which a new object has only after the flush."""
         if self.given.aggregate_id is not None:
             return self.given
         return replace(self.given, aggregate_id=_identity(self.instance))
@@ -47,23 +46,20 @@ class _Recorded:
 
 @dataclass(slots=True)
 class _Queue:
-    """The events of one session's transaction."""
-
     waiting: list[_Recorded] = field(default_factory=list)
     written: list[_Recorded] = field(default_factory=list)
 
 
 class EventSource:
-    """A mixin for declarative models whose objects record events.
+    """A mixin for declarative models; their objects record events.
 
         class Order(EventSource, Base): ...
 
         outbox.attach(sessionmaker)
         order.record("order.paid", {"total": order.total})
 
-    The object's session must be one that ``outbox.attach`` was called for. An object in no session keeps its
-    events until it is added to one; events recorded in a transaction or savepoint that is rolled back are
-    forgotten.
+    An object without a session keeps its events until it is added to one, for which ``outbox.attach`` must
+    have been called. A rollback forgets the events recorded in its transaction or savepoint.
     """
 
     def record(
@@ -77,8 +73,8 @@ class EventSource:
     ) -> None:
         """Emit this event when the session flushes.
 
-        ``aggregate_type`` defaults to the class's name, ``aggregate_id`` to the primary key after the flush
-        (parts of a composite one joined by ``:``); the options are those of ``emit``.
+        ``aggregate_type`` defaults to the class's name, ``aggregate_id`` to the primary key after the flush,
+        with composite parts joined by ``:``. The options are those of ``emit``.
         """
         kind = type(self).__name__ if aggregate_type is None else aggregate_type
         recorded = _Recorded(self, Call(kind, aggregate_id, event_type, payload, **options))
@@ -94,11 +90,11 @@ class Recorder:
 
     def __init__(self, emitter: Emitter) -> None:
         self._emitter = emitter
-        # Not sa.event.contains, which goes by id() and takes a new session for a dead one that had its id.
+        # Not sa.event.contains: it compares by id(), so a new session can be taken for a dead one.
         self._places: WeakSet[Any] = WeakSet()
 
     def attach(self, target: Any) -> None:
-        """Listen to a session, a class of sessions, or a maker of them."""
+        """Listen to a session, a class of sessions, or a session maker."""
         place = _listenable(target)
         classes = place.__mro__ if isinstance(place, type) else (place, *type(place).__mro__)
         if any(one in self._places for one in classes):
@@ -109,17 +105,17 @@ class Recorder:
         sa.event.listen(place, "after_transaction_end", self.after_transaction_end)
 
     def after_attach(self, session: Session, instance: Any) -> None:
-        """An object came into the session: take over the events it kept."""
+        """Take over the events that an object kept until it was added to the session."""
         if isinstance(instance, EventSource) and (kept := instance.__dict__.get(_KEPT)):
             _enqueue(session, kept)
             del instance.__dict__[_KEPT]
 
     def after_flush_postexec(self, session: Session, context: Any) -> None:
-        """New objects have their ids now."""
+        """Write the waiting events, because new objects have their ids now."""
         self._write(session)
 
     def before_commit(self, session: Session) -> None:
-        """The last chance, for events of objects that had no changes."""
+        """Write the events of objects that had no changes to flush."""
         queue = session.info.get(_QUEUE)
         if queue and queue.waiting:
             session.flush()
@@ -136,7 +132,7 @@ class Recorder:
         queue.written = [event for event in queue.written if event.written < depth]
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
-        """A savepoint that ended without a rollback belongs to what is around it; a whole end clears all."""
+        """Move the events of a released savepoint outwards; forget all at the outermost end."""
         queue = session.info.get(_QUEUE)
         if queue is None:
             return
@@ -165,11 +161,10 @@ class Recorder:
         queue.written += ready
 
 
-# At every session, because one that was not attached has no Recorder to miss the events; and when this
-# module is imported, because other threads may be using the list of listeners later.
+# Listen to all sessions: one that was not attached has no Recorder. Register at import, because later other
+# threads may be using the list of listeners.
 @sa.event.listens_for(Session, "before_attach")
 def _refuse_unheard(session: Session, instance: Any) -> None:
-    """Keep an object with events out of a session that would lose them."""
     if isinstance(instance, EventSource) and instance.__dict__.get(_KEPT):
         _check_heard(session)
 
@@ -188,7 +183,7 @@ def _enqueue(session: Session, events: list[_Recorded]) -> None:
         raise failed("SQLAlchemy session's")
     _check_heard(session)
     if not session.in_transaction():
-        # Without a transaction a rollback would go unheard, and the event would outlive it.
+        # Without a transaction nothing would report a rollback, and the event would survive it.
         if not session.autobegin:
             raise NotInTransaction(
                 "the session does not begin by itself (autobegin=False); call session.begin()"
@@ -206,11 +201,7 @@ def _identity(instance: Any) -> Any:
 
 
 def _listenable(target: Any) -> Any:
-    """The session or the class of sessions whose events are listened to.
-
-    Asynchronous ones have a synchronous one inside. They are told by name: importing them would need
-    greenlet, which a synchronous application may not have.
-    """
+    """Return the sync session or class to listen to; async ones go by name, as greenlet may be missing."""
     is_class = isinstance(target, type)
     names = [name_of(base) for base in (target if is_class else type(target)).__mro__]
     if f"{_ASYNCIO}.session.AsyncSession" in names:
@@ -231,7 +222,7 @@ def _listenable(target: Any) -> Any:
 
 
 def _sync_class(maker: Any) -> Any:
-    """The class of the sessions inside those of an async_sessionmaker; one of its own."""
+    """Return the sync session class of an async_sessionmaker, which gets one of its own."""
     made = maker.kw.get("sync_session_class", maker.class_.sync_session_class)
     if not isinstance(made, sessionmaker):
         made = sessionmaker(class_=made)

@@ -1,4 +1,4 @@
-"""From a call of ``emit`` to the rows it writes: routing, checks and encoding, without a database."""
+"""Build the rows of a call of ``emit``: route, check and encode, without a database."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Call(msgspec.Struct, frozen=True):
 
 
 class EmitOptions(TypedDict, total=False):
-    """The optional arguments of ``emit``, as ``Call`` has them."""
+    """The optional arguments of ``emit``."""
 
     idempotency_key: str | None
     key: str | EllipsisType | None
@@ -56,10 +56,7 @@ class EmitOptions(TypedDict, total=False):
 
 
 class Emission(NamedTuple):
-    """One event as it will be written: a row for each destination, values in the order of ``INSERTED``.
-
-    ``handed_over`` are the rows that are final from the start, because no relay delivers them.
-    """
+    """One event as rows of ``INSERTED``, one for each destination; ``handed_over`` are final at once."""
 
     event_id: UUID
     event_type: str
@@ -80,7 +77,7 @@ class RowBuilder:
         self._limits: dict[str, Limits] = {}
 
     def build(self, call: Call, dialect: Dialect) -> Emission:
-        """The rows of one event; raises a typed error for whatever could not be stored."""
+        """Return the rows of one event; raise a typed error if something cannot be stored."""
         limits = self._limits.get(dialect.name) or self._limit(dialect)
         aggregate = (
             text_field("aggregate_type", call.aggregate_type, 100),
@@ -142,7 +139,7 @@ def _deliver_at(value: Any, dialect: Dialect) -> Any:
         moment = datetime.astimezone(value, UTC)
     except OverflowError:
         raise InvalidField("deliver_at", value, "it is outside the years that UTC can write") from None
-    # Not all drivers know subclasses.
+    # Some drivers do not accept subclasses of datetime.
     return dialect.to_time(datetime.combine(datetime.date(moment), datetime.timetz(moment)))
 
 
@@ -181,20 +178,14 @@ def _max_attempts(call: Call, destination: Destination | None) -> int:
 
 
 def own_key(call: Call, event_id: UUID) -> str | None:
-    """What is kept of ``key`` while no destination is known: null where it was left out.
-
-    An event that asked for no order has a key that is no other's.
-    """
+    """Return the key to store without a destination: None if left out, a unique one for ``key=None``."""
     if call.key is ...:
         return None
     return str(event_id) if call.key is None else fitting(text_field("key", call.key, 10_000))
 
 
 def ordering_key(call: Call, aggregate: tuple[str, str], destination: Destination) -> str | None:
-    """The key under which this event is ordered at a destination; None: it needs no order there.
-
-    Where Debezium sends, it is the key of the message: the log is in order, whatever is sent of it.
-    """
+    """Return the key that orders this event at a destination, or None; for Debezium, the message's key."""
     if destination.handed_over:
         return _message_key(call, aggregate, destination)
     if not destination.ordered:
@@ -212,7 +203,7 @@ def _message_key(call: Call, aggregate: tuple[str, str], destination: Destinatio
     if call.deliver_at is not None:
         fix = f"destination {destination.name!r} is read by Debezium as soon as it is committed; emit it then"
         raise InvalidField("deliver_at", call.deliver_at, fix)
-    # Kafka takes no other topics, and one that it refused would stop the connector for good.
+    # Kafka accepts no other characters, and a refused topic would stop the connector for good.
     if not re.fullmatch(r"[A-Za-z0-9._-]+", aggregate[0]):
         fix = f"destination {destination.name!r} makes a topic of it: use letters, digits, '.', '_' and '-'"
         raise InvalidField("aggregate_type", aggregate[0], fix)
@@ -225,7 +216,7 @@ def _message_key(call: Call, aggregate: tuple[str, str], destination: Destinatio
 
 
 def check_payload(payload: str | None, destination: Destination) -> None:
-    """Refuse what Debezium's router would send as nothing."""
+    """Raise ``PayloadError`` if Debezium's router would send the payload as nothing."""
     if payload is None:
         problem = f"destination {destination.name!r} is read by Debezium, which sends JSON; bytes need a sink"
         raise PayloadError("$", problem)

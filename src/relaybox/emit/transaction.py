@@ -1,4 +1,4 @@
-"""``outbox.transaction(connection)``: a transaction block for every connection and session ``emit`` knows."""
+"""Open transaction blocks on every kind of connection and session that ``emit`` accepts."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from relaybox.errors import UnsupportedConnection
 
 
 class Transaction:
-    """Begins at the start of the block, commits at its end, rolls back when the block raises.
+    """A block that commits at its end, and rolls back if it raises; ``with`` or ``async with``.
 
-    ``with`` on a synchronous connection or session, ``async with`` on an asynchronous one; the block gets the
-    connection. Where a transaction is open already the block is a savepoint in it, and whoever began that
-    transaction still has to commit it. After a commit of its own the ``caller``, where there is one, is told
-    the destinations of what was emitted.
+    The block gets the connection. In an open transaction it is a savepoint, and the code that began the
+    transaction must commit it. After its own commit it calls ``caller`` with the destinations emitted to.
     """
 
     def __init__(self, connection: Any, insert: sa.Insert, blocks: Blocks, caller: Caller | None) -> None:
@@ -65,7 +63,7 @@ class Transaction:
     async def __aenter__(self) -> Any:
         self._async, self._commits = await _async_block(self._connection, self._insert)
         await self._async.__aenter__()
-        # What emits is the synchronous connection in SQLAlchemy's asynchronous one.
+        # SQLAlchemy's asynchronous connection emits through the synchronous one inside it.
         self._emitting = getattr(self._connection, "sync_connection", None) or self._connection
         self._blocks.enter(self._emitting)
         return self._connection
@@ -89,7 +87,7 @@ class Transaction:
 
 
 def _block(connection: Any, insert: sa.Insert) -> tuple[AbstractContextManager[Any], bool]:
-    """Return a block, and whether its end is a commit, and not that of a savepoint."""
+    """Return a block, and True if it ends with a commit, not with the release of a savepoint."""
     kind, driver = find(connection)
     if kind in ("connection", "session", "scoped session"):
         connection = connection() if kind == "scoped session" else connection
@@ -129,11 +127,11 @@ def _own_block(driver: Driver, connection: Any) -> Any:
 def _sqlalchemy_block(connection: Any, insert: sa.Insert, begins: bool) -> Iterator[None]:
     if begins:
         with connection.begin():
-            # After the beginning, because an event of the engine may be what begins.
+            # Check after begin(), because an event of the engine may send the BEGIN.
             _check_begun(connection, insert, under_way=False)
             yield
     else:
-        # Before the savepoint, which some databases refuse in autocommit with an error of their own.
+        # Check before the savepoint, which some databases refuse in autocommit with their own error.
         _check_begun(connection, insert, under_way=True)
         with connection.begin_nested():
             yield
@@ -163,12 +161,12 @@ def _check_begun(connection: Any, insert: sa.Insert, *, under_way: bool) -> None
 def _words_block(driver: Any, connection: Any, words: Block) -> Iterator[None]:
     control = getattr(driver, "control", driver.execute)
     try:
-        # Inside: a BEGIN whose caller was interrupted may have run all the same.
+        # Inside the try: an interrupted BEGIN may have run nevertheless.
         control(connection, words.begin)
         yield
         control(connection, words.commit)
     except BaseException:
-        # A connection that broke has rolled back already; the error to see is the first one.
+        # A broken connection has rolled back already; the first error is the one to show.
         with suppress(Exception):
             control(connection, words.rollback)
         raise

@@ -14,17 +14,16 @@ from relaybox.emit.row import Emission
 
 ROWS_PER_STATEMENT = 500
 CHARACTERS_PER_STATEMENT = 4_000_000
-"""Of payloads and headers, so that a statement stays well below what a server takes in one packet."""
+"""Limit of payloads and headers, so that a statement stays well below a server's packet size."""
 
 _SIZED = [INSERTED.index(name) for name in ("payload", "payload_data", "headers")]
 
 
 def write(emissions: Sequence[Emission], statements: Statements, dialect: Dialect) -> Steps[list[Emitted]]:
-    """Write the events and say of each whether it is new.
+    """Write the events, and return for each whether it is new.
 
-    Idempotency keys come first and in the order of the keys, so that two callers cannot wait for each
-    other; the rows follow in the order of the calls, which is the order of their positions. An event that no
-    destination gets has no rows, and leaves its key to the first that has some.
+    Idempotency keys come first and sorted, so that two callers cannot deadlock. Rows follow in the order of
+    the calls, which becomes the order of positions. An event without destinations does not take its key.
     """
     if len(emissions) == 1 and emissions[0].idempotency_key is None and len(emissions[0].destinations) == 1:
         only = emissions[0]
@@ -57,7 +56,7 @@ def _batches(rows: Iterable[tuple[Any, ...]]) -> Iterator[list[tuple[Any, ...]]]
 
 
 def _remember(emission: Emission, statements: Statements, dialect: Dialect) -> Steps[UUID]:
-    """The id of the first event with this key: ours, if there was none."""
+    """Return the id of the first event with this key, which is our own if the key is new."""
     key = {"event_type": emission.event_type, "key": emission.idempotency_key}
     while True:
         [rows] = yield [statements("remember_key", event_id=dialect.to_uuid(emission.event_id), **key)]
@@ -73,7 +72,7 @@ def _emitted(emission: Emission, first_id: UUID) -> Emitted:
 
 
 def as_uuid(value: Any) -> UUID:
-    """A UUID of whatever the driver made of it."""
+    """Return a UUID for the value that a driver returned."""
     if isinstance(value, UUID):
         return value
     return UUID(value.decode() if isinstance(value, bytes) else str(value))

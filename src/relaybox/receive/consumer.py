@@ -1,9 +1,4 @@
-"""What becomes of a message: its handlers run once, in one transaction with the inbox's mark of it.
-
-Webhook receivers and the loops in ``consumers`` differ in how a message comes and how they answer. What
-happens between is here: find the handlers, open the application's transaction, have the inbox say whether
-this is the first time, run them, commit, and say how it ended. Only if it is ``Done`` was anything committed.
-"""
+"""Run the handlers of a message once, in one transaction with the inbox's mark."""
 
 from __future__ import annotations
 
@@ -37,7 +32,7 @@ Handlers: TypeAlias = list[Callable[[Event, Any], Any]]
 
 
 class Once(Protocol):
-    """What is needed of an ``Inbox``."""
+    """The part of ``Inbox`` that consumers use."""
 
     consumer: str | None
 
@@ -49,7 +44,7 @@ class Once(Protocol):
     def aonce(
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """Return the same for an asynchronous connection."""
+        """Like ``once``, for an asynchronous connection."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,23 +56,23 @@ class Done:
 
 @dataclass(frozen=True, slots=True)
 class Later:
-    """A handler raised ``Retry`` or ``Unavailable``, or the transaction could not be begun. Try again."""
+    """Try again: a handler raised ``Retry`` or ``Unavailable``, or the transaction could not begin."""
 
     reason: str
     after: float | None = None
-    """Seconds to wait, where the handler said it."""
+    """Seconds to wait, if the handler set them."""
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed:
-    """A handler raised anything else, or the commit failed. Try again; the reason is for the log only."""
+    """Try again: a handler raised another exception, or the commit failed. The reason is for the log only."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """A handler raised ``Reject``, or the message holds no event: it can never succeed."""
+    """Never succeeds: a handler raised ``Reject``, or the message holds no event."""
 
     reason: str
 
@@ -86,12 +81,11 @@ Verdict: TypeAlias = Done | Later | Crashed | Refused
 
 
 class Consumer:
-    """Handlers by event type, and where their effects and the inbox's marks are kept.
+    """Handlers by event type, with the inbox and the transaction that they run in.
 
-    ``transaction`` opens the application's transaction: a SQLAlchemy ``sessionmaker``, ``Engine``, their
-    asynchronous counterparts, or a function that returns a context manager, which gives a connection and
-    commits at its end. ``consumer`` is the name under which the inbox remembers, by default the inbox's: one
-    for each set of handlers, because two that shared it would each do a part of the work.
+    ``transaction`` is a SQLAlchemy ``sessionmaker`` or ``Engine``, or an async one. It can be a function
+    whose context manager gives a connection and commits at its end. ``consumer`` is the name under which the
+    inbox remembers: one for each set of handlers, because two sets with one name would share the work.
     """
 
     def __init__(self, *, inbox: Once, transaction: Any, consumer: str | None) -> None:
@@ -109,8 +103,8 @@ class Consumer:
     def on(self, *events: str) -> Callable[[Handler], Handler]:
         """Register a function for the event types that match: ``@receiver.on("order.*")``.
 
-        It is called with the event, and with what ``transaction`` opened if it has a second parameter. Of a
-        type that several take, all run, in the order they were registered and in the one transaction.
+        It gets the event, and what ``transaction`` opened if it has a second parameter. All functions that
+        match run in the order of registration, in one transaction.
         """
         if not events or callable(events[0]):
             raise ConfigError("on: say which events it takes, as in @receiver.on('order.*')")
@@ -143,7 +137,7 @@ class Consumer:
         return Refused("the message does not say its event type, and no handler takes every type ('*')")
 
     def handle(self, event: Event) -> Verdict:
-        """Run the handlers of an event here and now."""
+        """Run the handlers of an event in this thread."""
         handlers = self._of(event)
         if not handlers:
             return self._unwanted(event)
@@ -164,7 +158,7 @@ class Consumer:
         return Done(duplicate=not first) if ended else Crashed(SWALLOWED)
 
     async def ahandle(self, event: Event) -> Verdict:
-        """Run the handlers of an event: asynchronous ones in this loop, others in a thread."""
+        """Run the handlers of an event: async ones in this loop, others in a thread."""
         handlers = self._of(event)
         if not handlers:
             return self._unwanted(event)
@@ -205,7 +199,7 @@ class Consumer:
             *(self._consumer, event.id, event.type, doing, describe(error)),
             exc_info=error,
         )
-        # Before a handler ran, it is nothing about this event.
+        # If no handler ran, the failure is not about this event.
         return Crashed(describe(error)) if began else Later("the receiver's database is not ready")
 
 
@@ -219,12 +213,11 @@ _FIX = (
 
 
 def _noted(reason: str, error: BaseException) -> str:
-    """Return the reason with what the inbox has to say of it."""
     return "; ".join((reason, *getattr(error, "__notes__", ())))
 
 
 def opener(transaction: Any) -> Callable[[], Any]:
-    """Return what begins a transaction: the setting itself, or its ``begin``."""
+    """Return what begins a transaction: ``transaction`` itself, or its ``begin``."""
     begin = getattr(transaction, "begin", transaction)
     if not callable(begin):
         raise ConfigError(
@@ -250,7 +243,7 @@ def opened(begin: Callable[[], Any], *, asynchronous: bool = False) -> Any:
 
 
 def finished(result: Any) -> Any:
-    """Return what a plain handler returned; raise ``ConfigError`` if its work would run after the commit."""
+    """Return a plain handler's result; raise ``ConfigError`` if it would run after the commit."""
     if unfinished(result):
         raise ConfigError(
             "the handler returned an awaitable, which would run after the commit; write async def, or wait "
@@ -260,12 +253,12 @@ def finished(result: Any) -> Any:
 
 
 def cancelled(error: BaseException) -> bool:
-    """True if the caller has given up; else it failed, or a handler or a client cancelled itself."""
+    """True if the caller was cancelled, not only a handler or a client."""
     return isinstance(error, asyncio.CancelledError) and being_cancelled()
 
 
 def is_asynchronous(function: Callable[..., Any]) -> bool:
-    """True if a handler is an async function; raise ``ConfigError`` for one that can be neither."""
+    """True if a handler is an async function; raise ``ConfigError`` for a generator."""
     kinds = (function, getattr(function, "__call__", None))  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise ConfigError(f"on: {shorten(function)} yields, so that a call would run none of it")
@@ -273,7 +266,6 @@ def is_asynchronous(function: Callable[..., Any]) -> bool:
 
 
 def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]:
-    """Return the function as one of two arguments: one that takes an event only gets no connection."""
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
@@ -287,7 +279,7 @@ def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any
 
 
 def seconds_of(after: float | timedelta | None) -> float | None:
-    """Return when a handler asks to try again, in seconds."""
+    """Return the handler's delay in seconds."""
     if after is None:
         return None
     return wait(after.total_seconds() if isinstance(after, timedelta) else after)

@@ -1,4 +1,4 @@
-"""The inbox in an SQL database: ``inbox_message``, on whatever connection or session the work is done."""
+"""Keep the inbox in an SQL database, on the connection or session that does the work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Work: TypeAlias = Callable[[Statements], Steps[T]]
 ONCE = Names("inbox", "once", "aonce", "once")
 
 PATIENCE = 10.0
-"""Seconds that an asynchronous connection has to take a mark back: it may be one that hangs."""
+"""Seconds for an asynchronous connection, which may hang, to remove a mark."""
 
 ENDED = (
     "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
@@ -39,11 +39,10 @@ ENDED = (
 
 
 class Inbox:
-    """Remembers which messages were processed, in the transaction that processes them.
+    """Remembers which messages a consumer has processed, in the transaction that processes them.
 
-    ``consumer`` is the name under which it remembers, where a call gives none. ``window`` is how long it
-    does. ``schema`` and ``prefix`` are those of the tables, which ``relaybox migrate`` makes; ``tables`` are
-    some that exist already, such as ``outbox.tables``.
+    ``consumer`` is the default name under which it remembers, and ``window`` how long. ``relaybox migrate``
+    creates the tables of ``schema`` and ``prefix``; or pass existing ``tables``, such as ``outbox.tables``.
     """
 
     def __init__(
@@ -65,31 +64,28 @@ class Inbox:
     ) -> AbstractContextManager[bool]:
         """Mark a message as processed in the open transaction: ``with inbox.once(…) as first:``.
 
-        ``connection`` is what ``Outbox.emit`` takes, ``message_id`` text, an integer or a UUID, or the
-        ``Event`` whose id it is. ``first`` is False where this consumer has processed the message before; do
-        nothing then. Where another transaction is processing it, this one waits for it to end. A block that
-        raises leaves no mark.
+        ``connection`` is what ``Outbox.emit`` takes; ``message_id`` is text, an integer, a UUID or an
+        ``Event``. If ``first`` is False, this consumer has processed the message before: do nothing. If
+        another transaction is processing it, this one waits. A block that raises leaves no mark.
 
-        Raises an ``EmitError`` before anything reaches the database: ``InvalidField``,
-        ``UnsupportedConnection``, ``NotInTransaction``, ``TransactionFailed`` or ``ConnectionClosed``.
-        ``SchemaError`` where the tables are missing; other errors of the database arrive as they are.
+        Raises an ``EmitError`` before anything reaches the database, and ``SchemaError`` if the tables are
+        missing. Other database errors are not wrapped.
         """
         return Once(self._writer, connection, key_of(consumer or self.consumer, message_id))
 
     def aonce(
         self, connection: Any, message_id: Any, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
-        """``once`` on what ``Outbox.aemit`` takes: ``async with inbox.aonce(…) as first:``."""
+        """Like ``once``, on what ``Outbox.aemit`` takes: ``async with inbox.aonce(…) as first:``."""
         return AsyncOnce(self._writer, connection, key_of(consumer or self.consumer, message_id))
 
     def only_once(
         self, *, consumer: str | None = None, id_of: Callable[[Any], Any] | None = None
     ) -> Callable[[Function], Function]:
-        """Make a function do nothing, and return None, for a message that it has processed before.
+        """Make a function, sync or async, skip a message that it has processed before and return None.
 
-        Its first argument is the connection or session, its second the message; it may be asynchronous. A
-        message is an ``Event`` or an id, or ``id_of`` says which it has. ``consumer`` is ``module.function``
-        unless it is given: two functions that shared a name would each do half of the work.
+        It takes a connection, then the message: an ``Event``, an id, or what ``id_of`` turns into one.
+        ``consumer`` defaults to ``module.function``; two functions with one name would share the work.
         """
 
         def decorate(function: Function) -> Function:
@@ -112,21 +108,17 @@ class Inbox:
         return asynchronous if inspect.iscoroutinefunction(function) else synchronous  # type: ignore[return-value]
 
     def mark(self, connection: Any, message_id: Any, *, consumer: str | None = None) -> bool:
-        """``once`` without a block, for those who roll back themselves when the work fails."""
+        """Like ``once`` without a block, for callers that roll back if the work fails."""
         key = key_of(consumer or self.consumer, message_id)
         return self._writer.write(connection, partial(mark, key=key))
 
     async def amark(self, connection: Any, message_id: Any, *, consumer: str | None = None) -> bool:
-        """``mark``, for asynchronous connections and sessions."""
+        """Like ``mark``, for asynchronous connections and sessions."""
         key = key_of(consumer or self.consumer, message_id)
         return await self._writer.awrite(connection, partial(mark, key=key))
 
     def prune(self, connection: Any) -> int:
-        """Remove the marks that are older than the window, batch by batch; how many it were.
-
-        Each batch is a transaction; inside an open one, a savepoint. ``relaybox prune`` and relays do the
-        same for the database of their outbox.
-        """
+        """Remove the marks older than the window, in one transaction for each batch; return their number."""
         total, removed = 0, BATCH
         while removed == BATCH:
             with self.transaction(connection):
@@ -135,7 +127,7 @@ class Inbox:
         return total
 
     async def aprune(self, connection: Any) -> int:
-        """``prune``, for asynchronous connections and sessions."""
+        """Like ``prune``, for asynchronous connections and sessions."""
         total, removed = 0, BATCH
         while removed == BATCH:
             async with self.transaction(connection):
@@ -144,15 +136,12 @@ class Inbox:
         return total
 
     def transaction(self, connection: Any) -> Transaction:
-        """A transaction on any connection or session, or a savepoint where one is open already.
-
-        ``with`` on a synchronous one, ``async with`` on an asynchronous one; as ``Outbox.transaction``.
-        """
+        """Return a block that is a transaction, or a savepoint in an open one."""
         return Transaction(connection, self._writer.insert, Blocks(), None)
 
 
 class Writer:
-    """Executes what is to be written to one inbox's table."""
+    """Writes to the table of one inbox."""
 
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
@@ -160,13 +149,13 @@ class Writer:
         self._statements: dict[Driver, Statements] = {}
 
     def write(self, connection: Any, work: Work[T]) -> T:
-        """Through a synchronous connection or session; raises an ``EmitError`` where it may not be used."""
-        # A session is not flushed: the mark decides whether there is anything to do.
+        """Write on a synchronous connection or session; raise ``EmitError`` if it cannot be used."""
+        # Do not flush the session: the mark decides whether there is any work to do.
         way = channel(connection, self.insert, ONCE, flush=False)
         return way.run(self._writing(way, work))
 
     async def awrite(self, connection: Any, work: Work[T]) -> T:
-        """``write``, for asynchronous connections and sessions."""
+        """Like ``write``, for asynchronous connections and sessions."""
         if (asynchronous := async_sqlalchemy(connection, ONCE)) is not None:
             written: T = await asynchronous.run_sync(self.write, work)
             return written
@@ -174,10 +163,7 @@ class Writer:
         return await way.arun(self._writing(way, work))
 
     def open_on(self, connection: Any) -> object | None:
-        """What tells the transaction that is open there from the next one; None where none is open.
-
-        Of a driver's own connection no more is known than that one is open.
-        """
+        """Return what identifies the open transaction, or None; for a raw connection it is its driver."""
         kind, driver = find(connection, ONCE)
         if driver is not None:
             return driver if not driver.is_closed(connection) and driver.is_open(connection) else None
@@ -196,8 +182,6 @@ class Writer:
 
 
 class _Block:
-    """What both kinds know: the mark, and the transaction that it was set in."""
-
     __slots__ = ("_connection", "_first", "_key", "_transaction", "_writer")
 
     def __init__(self, writer: Writer, connection: Any, key: Key) -> None:
@@ -208,7 +192,7 @@ class _Block:
         self._transaction: object | None = None
 
     def _not_forgotten(self, error: BaseException, failure: Exception) -> None:
-        # After an EmitError the transaction can only be rolled back, or is over.
+        # After an EmitError the transaction is over, or can only be rolled back.
         if not isinstance(failure, EmitError):
             note_left(error, self._key, failure)
 
@@ -219,7 +203,7 @@ class _Block:
         return first
 
     def _is_over(self, error: BaseException | None) -> bool:
-        """Whether nothing is left to do; raises where the block did not end in its transaction."""
+        """True if there is nothing to do; raise if the block did not end in the transaction it began in."""
         if not self._first:
             return True
         if self._writer.open_on(self._connection) is not self._transaction:
@@ -232,11 +216,7 @@ class _Block:
 
 
 class Once(_Block):
-    """A block that begins with the mark. If it raises, the mark is taken back.
-
-    Whoever rolls the transaction back needs none of that. It is for those who catch the exception and commit,
-    and costs nothing where nothing is raised, as a savepoint would.
-    """
+    """Removes its mark if the block raises, for callers that then commit; a savepoint would always cost."""
 
     __slots__ = ()
 
@@ -255,7 +235,7 @@ class Once(_Block):
 
 
 class AsyncOnce(_Block):
-    """``Once``, on an asynchronous connection or session."""
+    """Like ``Once``, on an asynchronous connection or session."""
 
     __slots__ = ()
 
@@ -268,7 +248,7 @@ class AsyncOnce(_Block):
         if self._is_over(error) or error is None:
             return
         try:
-            # Also where it is a cancellation: a time limit inside the transaction may be what catches that.
+            # Also after a cancellation: a time limit inside the transaction may catch it.
             async with asyncio.timeout(PATIENCE):
                 await self._writer.awrite(self._connection, partial(forget, key=self._key))
         except Exception as failure:

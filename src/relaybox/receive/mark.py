@@ -1,19 +1,8 @@
-"""Marks of an inbox: a consumer's memory of the messages it has processed.
+"""Mark messages as processed, in the transaction that does the work (see docs/how-to/inbox.md).
 
-Whoever sends at least once sends some messages twice. A consumer that writes down, in the transaction that
-does its work, which message it has processed, does that work once:
-
-- The mark comes first and decides. It is one INSERT, which finds out whether it is the first and says so; a
-  look beforehand would race.
-- Work and mark commit together, or neither does. What would commit by itself is refused.
-- Of two transactions with the same message the second waits for the first. It is told that the message is
-  done if the first commits, and takes it over if the first rolls back. Where the database cannot wait, it
-  raises an error of its own that is worth another try.
-- A block that raises leaves no mark, also where somebody catches the exception and commits.
-- Marks are kept for a window of time. It must be longer than the longest time after which a sender may send
-  a message once more; a message that comes later is new.
-
-What is written is a generator of statements, which ``database/drivers`` execute on any connection.
+The mark comes first: one INSERT that reports whether it was the first, because a SELECT before it would race.
+A second transaction with the same message waits for the first, and does the work if that rolls back. A
+database that cannot wait raises its own retryable error. ``database/drivers`` execute the statements.
 """
 
 from __future__ import annotations
@@ -32,21 +21,20 @@ from relaybox.database.steps import Steps
 from relaybox.errors import InvalidField
 
 WINDOW = 7 * 86_400.0
-"""Seconds for which marks are kept, unless something else is said."""
+"""Seconds for which marks are kept by default."""
 
 BATCH = 1000
-"""Marks pruned in one transaction."""
 
 
 class Key(NamedTuple):
-    """What a mark is known by: each consumer remembers for itself."""
+    """The key of a mark: each consumer has its own marks."""
 
     consumer: str
     message_id: str
 
 
 def key_of(consumer: Any, message: Any) -> Key:
-    """The key of an event or of a message's id; raises ``InvalidField``."""
+    """Return the key of an event or a message id; raise ``InvalidField``."""
     if consumer is None:
         raise InvalidField("consumer", None, "give consumer=, or a name for all as in Inbox(consumer=…)")
     given = message.id if isinstance(message, Event) else message
@@ -54,12 +42,12 @@ def key_of(consumer: Any, message: Any) -> Key:
 
 
 def inbox_statements(tables: Tables, dialect: Dialect, style: ParamStyle) -> Statements:
-    """The statements of an inbox for one kind of connection."""
+    """Return the statements of an inbox for one kind of connection."""
     return Statements(tables, dialect, style, texts(dialect.name))
 
 
 def mark(statements: Statements, key: Key) -> Steps[bool]:
-    """Mark the message; whether this is the first time."""
+    """Mark the message; return True if this is the first time."""
     if statements.dialect.returning:
         [marked] = yield [statements("mark", **key._asdict())]
         return bool(marked)
@@ -70,12 +58,12 @@ def mark(statements: Statements, key: Key) -> Steps[bool]:
 
 
 def forget(statements: Statements, key: Key) -> Steps[None]:
-    """Take the mark back."""
+    """Remove the mark."""
     yield [statements("forget", consumer=key.consumer, ids=[key.message_id])]
 
 
 def prune(statements: Statements, window: float) -> Steps[int]:
-    """Remove a batch of marks that are older than so many seconds; how many it were."""
+    """Remove a batch of marks older than ``window`` seconds; return their number."""
     [rows] = yield [statements("old", seconds=-window, limit=BATCH)]
     ids: dict[str, list[str]] = defaultdict(list)
     for consumer, message_id in rows:
@@ -86,6 +74,6 @@ def prune(statements: Statements, window: float) -> Steps[int]:
 
 
 def note_left(error: BaseException, key: Key, failure: Exception) -> None:
-    """Say with the error that its transaction must not be committed."""
+    """Add a note to the error: its transaction must be rolled back, because the mark could not be removed."""
     problem = f"{type(failure).__name__} when the mark was to be taken back"
     error.add_note(f"inbox: {key.consumer!r}, {key.message_id!r}: {problem}; roll the transaction back")

@@ -1,9 +1,4 @@
-"""A handler that runs once for an event: handler and mark in one transaction of the outbox's database.
-
-However often a relay delivers the event, because it died before it could write that it was delivered, or
-because an answer was lost, the handler's changes are there once. A delivery that comes again is acknowledged
-without a call. One that comes while the first still runs waits for it.
-"""
+"""Run a handler once for each event, in one transaction with its mark in the outbox's database."""
 
 from __future__ import annotations
 
@@ -35,12 +30,10 @@ ASYNC_DRIVERS = {
 }
 MYSQL_DRIVERS = {"MySQLdb": "mysql+mysqldb", "pymysql": "mysql+pymysql"}
 IDLE = 5
-"""Connections that are kept for the next event."""
+"""Connections that are kept open for the next event."""
 
 
 class _Handler:
-    """Calls a function, with the event and, if it takes a second argument, the connection."""
-
     def __init__(
         self, destination: Destination, function: Callable[..., Any], address: sa.URL, inbox: Inbox
     ) -> None:
@@ -66,12 +59,12 @@ class OnceHandler(_Handler):
                 check_done(self._function(event, connection))
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         if self._engine is not None:
             self._engine.dispose()
 
     def _opened(self) -> sa.Engine:
-        # Several threads may come with the first events.
+        # Several threads may arrive with the first events.
         with self._making:
             if self._engine is None:
                 self._engine = sa.create_engine(self._address, poolclass=QueuePool, **self._options)
@@ -96,7 +89,7 @@ class AsyncOnceHandler(_Handler):
                 await self._function(event, connection)
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         if self._engine is not None:
             await self._engine.dispose()
 
@@ -104,7 +97,7 @@ class AsyncOnceHandler(_Handler):
 def once_handler(
     destination: Destination, function: Callable[..., Any], url: str, tables: Tables
 ) -> OnceHandler | AsyncOnceHandler:
-    """The function as one that runs once for each event; nothing is connected to before the first."""
+    """Return the function as one that runs once for each event; it connects with the first event."""
     address = sa.make_url(url)
     backend = address.get_backend_name()
     asynchronous = is_async(destination.name, function)
@@ -114,7 +107,7 @@ def once_handler(
 
 
 def with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]:
-    """The function as one of two arguments: if it takes one only, that is the event."""
+    """Return the function as one of two arguments, even if it takes only the event."""
     try:
         inspect.signature(function).bind(None, None)
     except (TypeError, ValueError):
@@ -123,7 +116,7 @@ def with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any]
 
 
 def check_done(result: Any) -> None:
-    """Refuse what has yet to run when the transaction ends."""
+    """Raise ``Reject`` if the result is work that would run after the commit."""
     if unfinished(result):
         reason = "the handler returned an awaitable, which would run after the commit; write async def"
         raise Reject(f"once: {reason}")
@@ -142,7 +135,7 @@ def _driver(destination: Destination, backend: str) -> str:
 
 
 def _options(address: sa.URL, destination: Destination) -> dict[str, Any]:
-    """As many connections as handlers may run at once, those that were left to themselves included."""
+    """Allow a connection for each handler that may run, including those in abandoned threads."""
     kept = min(IDLE, destination.concurrency)
     options: dict[str, Any] = {
         "pool_size": kept,

@@ -1,10 +1,4 @@
-"""A webhook at its receiver: what is asked of a request, and what its sender is answered.
-
-Web frameworks read requests and write responses; ``contrib`` has one module for each. What stands between
-is here and knows none of them. ``docs/how-to/receive.md`` lists the answers. To a sender that is a Relaybox,
-400, 413, 415 and 422 fail the event, 500 is another attempt, and 401 and 503 are the receiver's trouble,
-through which the event keeps its attempts.
-"""
+"""Check webhook requests and choose the answers, as docs/how-to/receive.md lists them."""
 
 from __future__ import annotations
 
@@ -28,7 +22,7 @@ from relaybox.wire.tracing import NAMES
 
 _SIGNED = (ID, TIMESTAMP, SIGNATURE)
 _TOLD = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
-"""The headers that are the event's; the others are the request's."""
+"""The headers that belong to the event; all others belong to the request."""
 _LONGEST_REASON = 500
 READ_AGAIN_SECONDS = 1.0
 
@@ -42,7 +36,7 @@ class Answer(NamedTuple):
 
 
 class Refusal(Exception):
-    """The request is not served; ``answer`` says why."""
+    """The request is refused with ``answer``."""
 
     def __init__(self, status: int, detail: str, **headers: str) -> None:
         super().__init__(detail)
@@ -50,7 +44,7 @@ class Refusal(Exception):
 
 
 def problem(status: int, detail: str, **headers: str) -> Answer:
-    """Return a problem document (RFC 9457); an underscore in the name of a header is a hyphen."""
+    """Return a problem document (RFC 9457); underscores in header names become hyphens."""
     shown = detail.encode("utf-8", "replace").decode()[:_LONGEST_REASON]
     body = {"title": HTTPStatus(status).phrase, "status": status, "detail": shown}
     named = {name.replace("_", "-"): text for name, text in headers.items()}
@@ -58,11 +52,10 @@ def problem(status: int, detail: str, **headers: str) -> Answer:
 
 
 class Webhooks:
-    """Reads signed requests.
+    """Verifies and reads signed requests.
 
-    ``secret`` is one or several with spaces between them, as for a destination: a value, ``env:NAME`` or
-    ``file:PATH``, which is read again after a signature that does not fit, at most once a second.
-    ``tolerance`` is how far the sender's clock may be off, either way.
+    ``secret`` is one or several separated by spaces: a value, ``env:NAME`` or ``file:PATH``. It is read again
+    after a wrong signature, at most once a second. ``tolerance`` is for the sender's clock, either way.
     """
 
     def __init__(self, secret: str | Secret, tolerance: Duration, max_body: str | int) -> None:
@@ -81,7 +74,7 @@ class Webhooks:
         return revealed
 
     def admit(self, method: str, headers: Mapping[str, str]) -> None:
-        """Raise ``Refusal`` if the body need not be read at all."""
+        """Raise ``Refusal`` if the headers alone are enough to refuse the request."""
         if method != "POST":
             raise Refusal(405, "events are sent with POST", allow="POST")
         if media_type(headers.get("content-type", "")) not in CONTENT_TYPES:
@@ -91,16 +84,16 @@ class Webhooks:
         length = headers.get("content-length", "").strip()
         if length and not (length.isascii() and length.isdigit()):
             raise Refusal(400, "the content length is no number")
-        # No number of a length that can be sent has twenty digits, and Python refuses to read very long ones.
+        # No real length has twenty digits, and Python refuses to parse very long numbers.
         if len(length) > 20 or (length and int(length) > self.max_body):
             raise self.too_large()
 
     def too_large(self) -> Refusal:
-        """Return the refusal of a body that is longer than ``max_body``."""
+        """Return the refusal of a body longer than ``max_body``."""
         return Refusal(413, f"the body is longer than {self.max_body:,} bytes")
 
     def read(self, headers: Mapping[str, str], body: bytes) -> Event:
-        """Return the event of an admitted request; raise ``Refusal`` if there is none."""
+        """Return the event of an admitted request; raise ``Refusal`` if it is not valid."""
         if not self._is_genuine(headers, body):
             raise Refusal(401, "the signature is missing, does not fit, or is too old or too new")
         sent_at = datetime.fromtimestamp(int(headers[TIMESTAMP].strip()), UTC)
@@ -116,7 +109,7 @@ class Webhooks:
         return self._fits(signed, body) or (self._has_changed(signed) and self._fits(signed, body))
 
     def _has_changed(self, signed: Mapping[str, str]) -> bool:
-        """Read the secret again if another could fit, and not too often: anybody can send what does not."""
+        """Read the secret again if a new one could fit, but not often: anyone can send bad signatures."""
         if len(signed) < len(_SIGNED):
             return False
         if not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
@@ -125,7 +118,7 @@ class Webhooks:
             return False
         self._read_again = time.monotonic()
         before = self._revealed
-        # A file that is just being replaced: what was read before is the best there is.
+        # The file may be in the middle of being replaced: keep the old secret then.
         with suppress(ConfigError):
             self._revealed = self._reveal()
         return self._revealed != before
@@ -135,7 +128,7 @@ class Webhooks:
 
 
 def answer(verdict: Verdict) -> Answer:
-    """Return the response that says how an event ended."""
+    """Return the response for a verdict."""
     match verdict:
         case Done():
             return Answer(204, {}, b"")
@@ -144,14 +137,14 @@ def answer(verdict: Verdict) -> Answer:
         case Later(reason, after):
             return problem(503, reason, **({} if after is None else {"retry_after": str(math.ceil(after))}))
         case Crashed():
-            # What an exception says is for the log: it may show anything.
+            # The exception's text is only for the log: it may show anything.
             return problem(500, "the handler failed; the receiver's log says why")
 
 
 def single(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Return the headers by name, in lower case; raise ``Refusal`` if one that decides stands there twice.
+    """Return the headers by lower-case name; raise ``Refusal`` if an important one is repeated.
 
-    Otherwise the signature could be that of one id, and the event be remembered by the other.
+    Otherwise the signature could cover one id while the event is remembered under the other.
     """
     found: dict[str, str] = {}
     for name, value in headers:

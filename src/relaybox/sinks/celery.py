@@ -1,11 +1,7 @@
-"""Celery tasks as a destination: a delivery is the message that has a worker run a task.
+"""Send Celery tasks over the broker of ``celery.current_app``; see docs/how-to/celery.md.
 
-``celery:shop.tasks.index`` calls that task with every event of the destination: one argument, the event in
-the destination's ``format``. ``celery:`` calls the task that the event's payload names, with the arguments in
-it. Messages go to the broker of ``celery.current_app``, as it is where the relay is made.
-
-A task's id is the id of its delivery, so that one which is delivered again has the same. RabbitMQ is asked to
-confirm every message; what a message that Redis took is worth, its persistence decides.
+The task's id is the delivery's id, so a repeated delivery has the same one. RabbitMQ confirms every message;
+with Redis, its persistence settings decide whether an accepted message survives.
 """
 
 from __future__ import annotations
@@ -39,7 +35,7 @@ NO_APP = (
 
 
 class Message(NamedTuple):
-    """What a task is called with."""
+    """The call of a task."""
 
     id: str
     task: str
@@ -49,24 +45,24 @@ class Message(NamedTuple):
 
 
 class CelerySink(HandlerSink):
-    """Publishes in threads, because kombu blocks."""
+    """Publishes to Celery's broker, in threads because kombu blocks."""
 
     def __init__(self, destination: Destination) -> None:
         self.publisher = Publisher(destination)
         super().__init__(destination, self.publisher.publish, self.publisher.read)
 
     async def check(self) -> None:
-        """Reach the broker; raises ``Unavailable`` with the reason."""
-        # A thread that whoever gives up can leave: without a limit of its own kombu waits for ever.
+        """Connect to the broker; raise ``Unavailable`` with the reason."""
+        # In a thread that a cancelled caller can abandon: kombu has no time limit here and may wait forever.
         await self._threads.call(self.publisher.check)
 
     async def close(self) -> None:
-        """Let the threads and the connections end."""
+        """Stop the threads and close the connections."""
         await super().close()
         self.publisher.close()
 
     def _limit_of(self, timeout: float) -> float:
-        # A message that is published once more has the same id: nothing is gained by waiting for longer.
+        # Publishing again is safe, because the message keeps its id: there is no reason to wait longer.
         return timeout
 
     def _still_running(self, seconds: float) -> Exception:
@@ -74,14 +70,14 @@ class CelerySink(HandlerSink):
 
 
 class Publisher:
-    """Reads and publishes messages, on connections of its own: each is in one thread at a time."""
+    """Makes and publishes messages over its own connections, each used by one thread at a time."""
 
     def __init__(self, destination: Destination) -> None:
-        # Told here, because other threads may have another.
+        # Read it here, because other threads may have another current app.
         self._app = current_app._get_current_object()
         self._task = destination.sink.partition(":")[2]
         self._pack = packer(destination.format if self._task else "payload")
-        # Arguments have Celery's marks for times, decimals and UUIDs; events have none.
+        # Task arguments use Celery's markers for times, decimals and UUIDs; events do not.
         self._load: Callable[[str], Any] = json.loads if self._task else loads_marked
         self._idle: deque[Any] = deque()
         self._importing = threading.Lock()
@@ -89,11 +85,11 @@ class Publisher:
 
     @property
     def eager(self) -> bool:
-        """Whether a task runs where it is called."""
+        """True if tasks run where they are called."""
         return bool(self._app.conf.task_always_eager)
 
     def read(self, delivery: Delivery) -> Message:
-        """The message of a delivery; raises ``Reject`` where it makes none."""
+        """Return the message of a delivery; raise ``Reject`` if it does not describe a task."""
         packed = self._pack(delivery)
         if packed.content_type == BYTES:
             raise Reject("bytes are no argument of a Celery task; set format = 'json'")
@@ -120,7 +116,7 @@ class Publisher:
         )
 
     def publish(self, message: Message) -> None:
-        """Hand it to the broker; raises ``Unavailable`` where that cannot be reached."""
+        """Hand it to the broker; raise ``Unavailable`` if the broker cannot be reached."""
         try:
             if self.eager:
                 self._send(message)
@@ -130,12 +126,12 @@ class Publisher:
             raise Reject(describe(error)) from error
 
     def check(self) -> None:
-        """Connect to the broker, where messages go to one."""
+        """Connect to the broker, unless tasks are eager."""
         if not self.eager:
             self._idle.append(self._connect())
 
     def close(self) -> None:
-        """End the connections, without waiting for a broker that may not answer."""
+        """Close the connections, without waiting for a broker that may not answer."""
         if self._idle:
             threading.Thread(target=self._end_all, name="relaybox-celery", daemon=True).start()
 
@@ -153,7 +149,7 @@ class Publisher:
                 self._send(message, producer)
             except OperationalError as error:
                 _end(producer)
-                # Of one that lay idle, the other end may have been closed for long.
+                # The broker may have closed an idle connection long ago: try the next one.
                 if fresh:
                     raise Unavailable(describe(error)) from error
             except BaseException:
@@ -172,18 +168,18 @@ class Publisher:
             options = {**options, "retry": False, "producer": producer}
             self._app.send_task(name, message.args, message.kwargs, task_id=message.id, **options)
             return
-        # As in a worker, a task that fails has nothing to do with its message.
+        # A task that fails does not fail its delivery, just as in a worker.
         options = {**options, **({"throw": False} if self.eager else {"retry": False, "producer": producer})}
         task.apply_async(message.args, message.kwargs, task_id=message.id, add_to_parent=False, **options)
 
     def _registered(self, name: str) -> Any:
-        """The task of that name, which says more of its messages than its name: its queue, its serializer."""
+        """Return the registered task: unlike its name alone, it knows its queue and serializer."""
         task = self._app.tasks.get(name)
         if task is not None or self._imported:
             return task
         with self._importing:
             if not self._imported:
-                # As a worker does; of another project's task only the name will be known.
+                # As a worker does. A task of another project stays known by name only.
                 try:
                     self._app.loader.import_default_modules()
                 except Exception as error:

@@ -1,4 +1,4 @@
-"""Deliveries as lines on the terminal, to look at them before there is a destination."""
+"""Print deliveries to the terminal, to try Relaybox before there is a real destination."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WIDEST = 200
 
 
 class ConsoleSink(OneByOne):
-    """Prints one line for each delivery, to ``stream`` or to the standard output."""
+    """Prints one line for each delivery, to ``stream`` or to standard output."""
 
     def __init__(self, destination: Destination, stream: TextIO | None = None) -> None:
         super().__init__(destination.concurrency)
@@ -22,15 +22,15 @@ class ConsoleSink(OneByOne):
         self._stream = stream
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Print it."""
-        # Looked up now, since whoever captures the standard output replaces it.
+        """Print the delivery."""
+        # Look it up at each call: code that captures standard output replaces it.
         stream = self._stream or sys.stdout
         stream.write(f"{line(self._name, delivery)}\n")
         stream.flush()
 
 
 def line(destination: str, delivery: Delivery) -> str:
-    """When, where to, what, of which aggregate, the id and the payload, on one line of bounded width."""
+    """Return time, destination, type, aggregate, id and payload as one line of limited width."""
     event = event_of(delivery)
     what = f"{event.type} {event.aggregate_type}/{event.aggregate_id} {event.id}"
     again = f" attempt {event.attempt}" if event.attempt > 1 else ""
@@ -39,6 +39,6 @@ def line(destination: str, delivery: Delivery) -> str:
     else:
         payload = delivery.payload or "null"
     text = f"{event.created_at:%H:%M:%S} {destination}: {what}{again} {payload}"
-    # A payload may hold what moves a terminal's cursor.
+    # A payload may hold control sequences of a terminal.
     printable = "".join(character if character.isprintable() else "?" for character in text[: _WIDEST + 1])
     return printable if len(printable) <= _WIDEST else f"{printable[:_WIDEST]}…"

@@ -1,8 +1,4 @@
-"""A time limit for many blocks of code at once.
-
-A timer of the event loop for each delivery costs more than many a delivery. Where all limits are equally
-long, blocks end in the order in which they began, and one timer for the oldest of them is enough.
-"""
+"""Limit the time of many blocks with one timer: one for each can cost more than a delivery."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from types import TracebackType
 
 
 class Deadline:
-    """Gives every block the same number of seconds: ``with deadline() as block``."""
+    """Gives all blocks the same time, so they expire in the order they began: ``with deadline():``."""
 
     def __init__(self, seconds: float) -> None:
         self.seconds = seconds
@@ -20,11 +16,11 @@ class Deadline:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def __call__(self) -> Block:
-        """A block that begins when it is entered; its task gets a ``TimeoutError`` when its time is over."""
+        """Return a block; when its time is over, its task gets a ``TimeoutError``."""
         return Block(self)
 
     def add(self, block: Block) -> float:
-        """When its time is over, by the loop's clock."""
+        """Start the time of a block; return its end by the loop's clock."""
         loop = asyncio.get_running_loop()
         if loop is not self._loop:
             # The blocks of another loop ended with it.
@@ -37,7 +33,7 @@ class Deadline:
         return end
 
     def remove(self, block: Block) -> None:
-        """It has ended."""
+        """Stop the time of a block."""
         self._blocks.pop(block, None)
 
     def _expire(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -72,11 +68,11 @@ class Block:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._deadline.remove(self)
-        # A task that somebody else cancelled as well stays cancelled.
+        # If something else cancelled the task as well, it stays cancelled.
         if self.expired and self._task.uncancel() <= self._cancelling and kind is asyncio.CancelledError:
             raise TimeoutError from error
 
     def expire(self) -> None:
-        """Its time is over."""
+        """Cancel the task of the block."""
         self.expired = True
         self._task.cancel()

@@ -1,10 +1,9 @@
-"""Python functions as a destination: asynchronous ones run in the relay's loop, synchronous ones in threads.
+"""Call Python functions as a destination: async functions in the relay's loop, others in threads.
 
-Whatever a handler does is an answer about its event: it may raise anything, end the process, cancel itself
-or never return, and the relay goes on. An asynchronous handler that is over its time is cancelled. A thread
-cannot be stopped: a synchronous one keeps its place and its key until it returns, and what it does then is
-the answer. After ``limit_of`` its timeout the event is failed, because nobody knows what will become of it,
-and the thread is left to itself.
+A handler may raise anything, exit, cancel itself or never return: that is the answer about its event, and the
+relay goes on. An async handler is cancelled after its timeout. A synchronous one keeps its place and key
+until it returns. After ``limit_of(timeout)`` seconds the event fails, as the result is unknown, and the
+thread is abandoned.
 """
 
 from __future__ import annotations
@@ -33,16 +32,16 @@ log = logging.getLogger("relaybox.handler")
 ANSWERS = (Retry, Reject, Unavailable, asyncio.CancelledError, GeneratorExit)
 
 TIMES, LEAST = 10, 60.0
-"""A synchronous handler is waited for this many times its timeout, and no less than so many seconds."""
+"""Wait for a synchronous handler ``TIMES`` its timeout, and at least ``LEAST`` seconds."""
 
 
 def limit_of(timeout: float) -> float:
-    """Return the seconds after which a synchronous handler is left to itself."""
+    """Return the seconds after which the thread of a synchronous handler is abandoned."""
     return max(TIMES * timeout, LEAST)
 
 
 class HandlerSink(OneByOne):
-    """Calls a function with each event, or what ``given`` makes of it; what it returns does not matter."""
+    """Calls a function with each event, or with ``given(delivery)``; its return value is ignored."""
 
     def __init__(
         self,
@@ -61,14 +60,11 @@ class HandlerSink(OneByOne):
 
     @property
     def overdue(self) -> int:
-        """The number of synchronous handlers that are over their time and still running."""
+        """The number of synchronous handlers that are past their timeout and still running."""
         return self._threads.longer_than(self._deadline.seconds)
 
     def begin(self, delivery: Delivery, traced: bool = False) -> Awaitable[None] | None:
-        """Call the handler; what is left of the call, unless it is over.
-
-        ``traced``: the emitter's context is the current one, or there is none.
-        """
+        """Call the handler; return what is left to await, if any. ``traced``: its trace context is active."""
         headers = delivery.headers
         if not traced and headers != "{}" and sampled(headers):
             return self._within_trace(stored(headers), delivery)
@@ -81,7 +77,7 @@ class HandlerSink(OneByOne):
             try:
                 waits_for = _step(work.send, None)
             except StopIteration:
-                # It never waited, and so it needs no deadline.
+                # It never waited, so it needs no deadline.
                 return None
         except ANSWERS:
             raise
@@ -126,7 +122,7 @@ class HandlerSink(OneByOne):
                 raise self._still_running(self._limit.seconds) from None
             raise self._failed(error) from error
         if inspect.isawaitable(result):
-            # A synchronous function in front of an asynchronous one: the work has not begun yet.
+            # A synchronous function that returns a coroutine: the work has not begun yet.
             await self._within_its_time(result)
 
     def _failed(self, error: BaseException) -> Retry:
@@ -134,20 +130,18 @@ class HandlerSink(OneByOne):
         return Retry(describe(error))
 
     async def close(self) -> None:
-        """Let the threads end; one that is still in a handler ends after it."""
+        """Stop the threads; one that is still in a handler stops after it."""
         self._threads.close()
 
     def _limit_of(self, timeout: float) -> float:
         return limit_of(timeout)
 
     def _still_running(self, seconds: float) -> Exception:
-        """The answer to a call in a thread that has not returned by now."""
         return Reject(f"the handler is still running after {seconds:g} s; its thread cannot be stopped")
 
 
 @types.coroutine
 def _resumed(work: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, None]:
-    """Go on with a coroutine that has begun and ``waits_for`` something."""
     while True:
         try:
             try:
@@ -167,12 +161,12 @@ def _step(go_on: Callable[[Any], Any], given: Any) -> Any:
     try:
         return go_on(given)
     except GeneratorExit as error:
-        # The handler's own: it would be taken for the end of whoever waits for it.
+        # Raised by the handler itself; it must not look as if our own coroutine is being closed.
         raise Retry(describe(error)) from error
 
 
 def is_async(destination: str, handler: Handler) -> bool:
-    """Told apart once, and what can be neither is refused."""
+    """True if the handler is async; raise ``ConfigError`` if it cannot be a handler."""
     where = f"the handler of destination {destination!r}, {shorten(handler)},"
     if not callable(handler):
         raise ConfigError(f"{where} is no function; give one that takes an Event")

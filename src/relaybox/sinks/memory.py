@@ -1,4 +1,4 @@
-"""Deliveries as a list, for tests."""
+"""Keep deliveries in a list, for tests."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relaybox.wire.envelope import event_of
 
 
 class MemorySink(OneByOne):
-    """Keeps the events it is sent in ``events``, in the order of their arrival."""
+    """Keeps the events it is sent in ``events``, in order of arrival."""
 
     def __init__(self, destination: Destination | None = None) -> None:
         super().__init__(1 if destination is None else destination.concurrency)
@@ -20,11 +20,11 @@ class MemorySink(OneByOne):
         self._failures: deque[Retry | Reject | Unavailable] = deque()
 
     def fail_next(self, outcome: Retry | Reject | Unavailable, times: int = 1) -> None:
-        """Answer so to the next ``times`` deliveries, after those that were to fail already."""
+        """Answer the next ``times`` deliveries with ``outcome``, after failures that are already planned."""
         self._failures.extend([outcome] * times)
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Keep its event."""
+        """Keep the event, or raise the next planned failure."""
         event = event_of(delivery)
         if self._failures:
             raise self._failures.popleft()

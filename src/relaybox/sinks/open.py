@@ -1,4 +1,4 @@
-"""From a destination to its sink. What a sink needs is imported when it is asked for."""
+"""Open the sink of a destination; its module and its client library are imported only then."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def open_sink(destination: Destination, handlers: Handlers) -> Sink:
 
 
 def handler_of(destination: Destination, handlers: Handlers) -> Callable[..., Any]:
-    """Return the function registered under the destination's name, else that of ``handler:module:name``."""
+    """Return the handler registered under the destination's name, else import ``handler:module:name``."""
     if destination.name in handlers:
         return handlers[destination.name]
     setting = f"destination {destination.name!r}: sink = {destination.sink!r}"

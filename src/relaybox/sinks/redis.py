@@ -1,8 +1,4 @@
-"""Redis Streams: a batch of deliveries is a pipeline of XADD commands, each with an answer of its own.
-
-Redis does not know duplicates: where a connection breaks before the answer, an event may be in its stream
-twice, with the same ``event-id``.
-"""
+"""Send pipelines of XADD to Redis Streams; after a broken connection a stream may hold an event twice."""
 
 from __future__ import annotations
 
@@ -40,17 +36,16 @@ from relaybox.sinks.sink import DELIVERED, Answer, InBatches, being_cancelled, t
 PORT = 6379
 DEFAULT_STREAM = "{aggregate_type}-events"
 BATCH = 200
-"""Commands in a pipeline."""
 CONNECTIONS = 4
-"""More of them do not speed up a server that runs one command at a time."""
+"""More connections do not speed up a server that runs one command at a time."""
 LARGEST_VALUE = 512 * 1024 * 1024
-"""Bytes: what a server takes that does not tell its ``proto-max-bulk-len``."""
+"""Bytes; the default of ``proto-max-bulk-len``, for servers that do not report theirs."""
 
 OPTIONS: dict[str, Parse[Any]] = {"stream": text, "maxlen": count, "approximate": flag}
 
 
 class Command(NamedTuple):
-    """An XADD as it goes over the wire: the client's own way to write it takes most of the time of a send."""
+    """A packed XADD command: packing it with redis-py takes most of the time of a send."""
 
     stream: str
     packed: bytes
@@ -67,10 +62,7 @@ _CODES_OF_TROUBLE = ("WRONGTYPE", "MISCONF", "NOREPLICAS", "BUSY", "unknown comm
 
 
 class RedisSink(InBatches):
-    """Adds deliveries to streams.
-
-    Raises ``ConfigError`` where the URL or an option is wrong, or a file that it names cannot be read.
-    """
+    """Adds deliveries to streams; raises ``ConfigError`` if the URL, an option or a TLS file is wrong."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(min(destination.concurrency, CONNECTIONS), BATCH)
@@ -93,11 +85,11 @@ class RedisSink(InBatches):
         self._limit = LARGEST_VALUE
 
     def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many pipelines under way at once, and never more than four."""
+        """Set how many pipelines may be in progress at once, at most four."""
         super().limit(min(concurrency, CONNECTIONS))
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
-        """Add them all; each is answered as its own command was."""
+        """Send all commands in one pipeline; each delivery gets the answer of its command."""
         answers: dict[int, Answer] = {}
         try:
             with self._deadline():
@@ -114,7 +106,7 @@ class RedisSink(InBatches):
         return [answers.get(at, otherwise) for at in range(len(deliveries))]
 
     async def check(self) -> None:
-        """Reach the server; raises ``Unavailable`` with the reason."""
+        """Ping the server; raise ``Unavailable`` with the reason."""
         try:
             async with asyncio.timeout(self._timeout), self._lent() as connection:
                 await connection.send_command("PING", check_health=False)
@@ -123,22 +115,22 @@ class RedisSink(InBatches):
             raise self._explained(error) from None
 
     async def close(self) -> None:
-        """Give up the connections, also those that wait for an answer."""
+        """Close all connections, including those that wait for an answer."""
         self._idle.clear()
         for connection in list(self._writers):
             self._drop(connection)
-        # A socket is closed in the next turn of the loop.
+        # asyncio closes a socket in the next turn of the loop.
         await asyncio.sleep(0)
 
     def command(self, delivery: Delivery) -> Command:
-        """The XADD of a delivery; raises ``Reject`` where no server takes it."""
+        """Return the XADD of a delivery; raise ``Reject`` if it is too large for the server."""
         message = self._messages(delivery)
         if len(message.body) > self._limit:
             raise Reject(f"the body has {len(message.body)} bytes; proto-max-bulk-len is {self._limit}")
         fields = message.headers
         fields["content-type"] = message.content_type
         fields["timestamp"] = delivery.created_at.astimezone(UTC).isoformat().replace("+00:00", "Z")
-        # It is the last, whatever the event's own headers are called.
+        # ``data`` is always the last field, even if the event has a header of that name.
         fields.pop("data", None)
         stream = self._stream(delivery)
         begin = b"*%d\r\n$4\r\nXADD\r\n%b%b" % (
@@ -152,7 +144,6 @@ class RedisSink(InBatches):
     async def _ask(
         self, connection: Connection, commands: Mapping[int, Command], answers: dict[int, Answer]
     ) -> None:
-        """Send the commands in one piece and note each answer as it comes."""
         packed = [command.packed for command in commands.values()]
         await connection.send_packed_command(packed, check_health=False)
         for at, command in commands.items():
@@ -169,13 +160,12 @@ class RedisSink(InBatches):
         try:
             yield connection
         except BaseException:
-            # There may be answers under way on it that nobody waits for any more.
+            # Answers may still arrive on it that nobody waits for.
             self._drop(connection)
             raise
         self._idle.append(connection)
 
     async def _take(self) -> Connection:
-        """A connection that nobody uses and the server has not closed."""
         while self._idle:
             connection = self._idle.pop()
             if _is_open(connection):
@@ -195,8 +185,8 @@ class RedisSink(InBatches):
         return connection
 
     def _drop(self, connection: Connection) -> None:
-        """End a connection, and forget what it has not sent yet."""
-        # Not the connection's own, which forgets it in trouble and lets it go on to send what is left.
+        """Close a connection at once and discard what it has not sent yet."""
+        # After an error redis-py drops its reference to the writer, but lets it send the rest: use ours.
         writer = self._writers.pop(connection, None) or _writer_of(connection)
         _forget_streams(connection)
         if writer is not None:
@@ -213,7 +203,6 @@ class RedisSink(InBatches):
         return Retry(reason)
 
     def _explained(self, error: Exception, *, connecting: bool = False) -> Unavailable:
-        """Why there is no connection, or no more."""
         reason = explain(error, self._address)
         match error:
             case Unavailable():
@@ -231,12 +220,11 @@ class RedisSink(InBatches):
         return Unavailable(f"{self._where}: {reason}")
 
 
-# Private attributes of redis-py, tried with 8.1.0: nothing public tells that the server has closed a
-# connection, or ends one at once. tests/unit/test_private_attributes.py says what to do when they change.
+# Private attributes of redis-py, tested with 8.1.0: nothing public shows that the server closed a connection,
+# or aborts one. See tests/unit/test_private_attributes.py if they change.
 
 
 def _is_open(connection: Connection) -> bool:
-    """True if the connection was made and the server has not closed it."""
     return connection._reader is not None and not connection._reader.at_eof()
 
 
@@ -249,7 +237,6 @@ def _forget_streams(connection: Connection) -> None:
 
 
 def _bulk(value: bytes) -> bytes:
-    """A string of Redis's protocol."""
     return b"$%d\r\n%b\r\n" % (len(value), value)
 
 
@@ -262,7 +249,7 @@ _DATA = _name("data")
 
 
 async def _largest_value(connection: Connection) -> int:
-    """What the server's ``proto-max-bulk-len`` says: it ends the connection of whoever sends more."""
+    """Return the server's ``proto-max-bulk-len``; the server closes a connection that sends more."""
     try:
         await connection.send_command("CONFIG", "GET", "proto-max-bulk-len", check_health=False)
         answer: list[bytes] = await connection.read_response()
@@ -272,7 +259,6 @@ async def _largest_value(connection: Connection) -> int:
 
 
 def _opener(address: Address, destination: Destination, *, encrypted: bool) -> Callable[[], Connection]:
-    """Makes connections, which are not connected yet."""
     setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
     if len(address.hosts) > 1:
         raise ConfigError(f"{setting} names more than one host; keep one")
@@ -285,7 +271,7 @@ def _opener(address: Address, destination: Destination, *, encrypted: bool) -> C
         "db": int(address.path or 0),
         "username": address.user,
         "password": address.password,
-        # What it takes is bounded by the destination's timeout.
+        # The destination's timeout limits these.
         "socket_timeout": None,
         "socket_connect_timeout": None,
         "protocol": 2,

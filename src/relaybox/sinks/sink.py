@@ -1,16 +1,9 @@
-"""The contract of a sink: hand deliveries to a destination and say of each what became of it.
+"""Define the contract of a sink, and the base classes that sinks build on.
 
-A sink knows nothing of leases, retries or circuits. It answers every delivery with one of
-
-- ``Delivered()``: the destination acknowledged it,
-- ``Retry``, ``Reject`` or ``Unavailable``: an exception, returned or raised as a value,
-- ``Released()``: it was not tried, because an earlier one of its key did not arrive.
-
-``send`` itself does not raise: whatever goes wrong with one delivery is that delivery's answer. Only a
-caller that cancels it gets its ``CancelledError``.
-
-A sink asks before it begins with a delivery, and reports each answer as it comes: so it can be settled while
-the rest of the batch is still under way, and what must not be sent any more is left.
+A sink hands deliveries to a destination and knows nothing of leases, retries or circuits. Its answer is
+``Delivered()``, or a ``Retry``, ``Reject`` or ``Unavailable`` exception as a value. ``Released()`` means that
+it was not tried, because an earlier delivery of its key failed. ``send`` raises only the ``CancelledError``
+of its caller. ``Progress`` lets the relay settle, and hold back, deliveries while the batch is being sent.
 """
 
 from __future__ import annotations
@@ -29,7 +22,7 @@ Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
 class LeftRunning(asyncio.CancelledError):
-    """The caller is cancelled, and what it called runs on: it was tried, and ``answer`` says so."""
+    """The caller was cancelled while its call keeps running; ``answer`` records that the call was tried."""
 
     def __init__(self, answer: Retry) -> None:
         super().__init__(answer.reason)
@@ -38,18 +31,18 @@ class LeftRunning(asyncio.CancelledError):
 
 DELIVERED, RELEASED = Delivered(), Released()
 AT_A_STRETCH = 50
-"""Deliveries that did not wait, after which others have a turn of the loop: claims and settles go on."""
+"""Yield to the event loop after this many deliveries that did not wait, so that claims and settles go on."""
 
 
 class Progress(Protocol):
-    """Whoever called ``send`` and wants to know how it goes."""
+    """The callbacks of a ``send``."""
 
     def begin(self, delivery: Delivery) -> bool:
-        """Whether it may be sent now; if not, its answer is ``Released()``."""
+        """True if it may be sent now; if not, its answer is ``Released()``."""
         ...
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
-        """It was answered so."""
+        """Take the answer of one delivery."""
         ...
 
 
@@ -57,40 +50,37 @@ class Regardless:
     """The ``Progress`` of a caller that waits for the whole batch."""
 
     def begin(self, delivery: Delivery) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
-        """Not of interest."""
+        """Do nothing."""
 
 
 REGARDLESS = Regardless()
 
 
 class Sink(Protocol):
-    """Hands deliveries to a destination. See the module's text for what it promises."""
+    """Hands deliveries to a destination; the module docstring is the contract."""
 
     keeps_order: bool
-    """Whether several deliveries of one key may be in one ``send`` and still arrive in order."""
+    """True if one ``send`` may hold several deliveries of one key and still keep their order."""
 
     def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many deliveries (or requests of many) under way at once."""
+        """Set how many deliveries, or batch requests, may be in progress at once."""
         ...
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         ...
 
     async def close(self) -> None:
-        """Give up connections and threads."""
+        """Close connections and threads."""
         ...
 
 
 class Workers:
-    """Run one function in as many tasks as it asks for, by ``add``.
-
-    A function that started itself again would be a cycle, and keep its batch until a garbage collection.
-    """
+    """Runs one function in several tasks; a closure that started itself again would be a reference cycle."""
 
     def __init__(
         self, tasks: asyncio.TaskGroup, work: Callable[[Workers], Coroutine[Any, Any, None]]
@@ -104,13 +94,13 @@ class Workers:
 
 
 async def run_workers(work: Callable[[Workers], Coroutine[Any, Any, None]]) -> None:
-    """Run the function, and wait until it and all the workers that it added have returned."""
+    """Run the function, and wait until it and all workers that it added have returned."""
     async with asyncio.TaskGroup() as tasks:
         Workers(tasks, work).add()
 
 
 class Limited:
-    """Holds for all calls of ``send`` together: no more than ``concurrency`` places are taken at once."""
+    """A base for sinks with one limit of ``concurrency`` for all calls of ``send`` together."""
 
     keeps_order = True
 
@@ -118,38 +108,33 @@ class Limited:
         self._places = Places(concurrency)
 
     def limit(self, concurrency: int) -> None:
-        """From now on have no more than so many deliveries, or requests of many, under way at once."""
+        """Set how many deliveries, or batch requests, may be in progress at once."""
         self._places.limit(concurrency)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 class OneByOne(Limited):
-    """A base for sinks that send one delivery at a time: many keys at once, each key in sequence.
-
-    A subclass writes ``deliver``, which returns when the destination acknowledged and raises otherwise.
-    After a delivery that did not arrive, the rest of its key is not tried. ``concurrency`` holds for all
-    calls of ``send`` together.
-    """
+    """A base for sinks of single deliveries: many keys at once, each in sequence until one fails."""
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Hand over one delivery; raise ``Retry``, ``Reject``, ``Unavailable`` or anything else."""
+        """Return once the destination acknowledged it; raise an answer or any other exception."""
         raise NotImplementedError
 
     def begin(self, delivery: Delivery) -> Awaitable[None] | None:
-        """Begin with ``deliver``; what is left to wait for, if anything is."""
+        """Start ``deliver`` and return what is left to await, or None if it is done."""
         return self.deliver(delivery)
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [RELEASED] * len(deliveries)
         sender = asyncio.current_task()
         heads, following = runs(deliveries)
         heads.reverse()
 
         async def work(workers: Workers) -> None:
-            # Each worker that gets a place begins the next: where deliveries never wait, the first does all.
+            # Each worker that gets a place starts the next; if deliveries never wait, the first does all.
             async with self._places:
                 if len(heads) > 1:
                     workers.add()
@@ -184,23 +169,18 @@ class OneByOne(Limited):
 
 
 class InBatches(Limited):
-    """A base for sinks that send many deliveries in one request, each with an answer of its own.
-
-    A subclass writes ``deliver``. Of one key no more than one delivery is in a request, and the next follows
-    when it has arrived; ``size`` is what a request may hold. ``concurrency`` requests are under way at once,
-    in all calls of ``send`` together.
-    """
+    """A base for sinks of up to ``size`` deliveries a request: one of each key, the next after it arrived."""
 
     def __init__(self, concurrency: int, size: int) -> None:
         super().__init__(concurrency)
         self._size = size
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
-        """Hand over a batch: an answer for each, or one that is raised for all of them."""
+        """Send a batch and return an answer for each; an exception is the answer for all of them."""
         raise NotImplementedError
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         answers: list[Answer] = [RELEASED] * len(deliveries)
         sender = asyncio.current_task()
         heads, following = runs(deliveries)
@@ -239,7 +219,7 @@ class InBatches(Limited):
 def try_each(
     deliveries: Sequence[Delivery], make: Callable[[Delivery], T], answers: dict[int, Answer]
 ) -> dict[int, T]:
-    """Make something of each delivery, by its place; what ``make`` raises is that delivery's answer."""
+    """Return ``make(delivery)`` by index; if it raises, add that delivery's answer to ``answers`` instead."""
     made = {}
     for at, delivery in enumerate(deliveries):
         try:
@@ -250,10 +230,10 @@ def try_each(
 
 
 def answer_of(error: Exception) -> Answer:
-    """What was raised of a delivery, as an answer."""
+    """Return the answer that an exception stands for."""
     match error:
         case Retry() | Reject() | Unavailable():
-            # An answer is kept for a while, and what it was raised in the midst of can be large.
+            # Answers are kept for a while, and the frames of a traceback can be large.
             error.__traceback__ = error.__context__ = error.__cause__ = None
             return error
         case PayloadError():
@@ -262,10 +242,10 @@ def answer_of(error: Exception) -> Answer:
 
 
 def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
-    """What was raised, as an answer; raises it where it is not about the delivery."""
+    """Return the answer that an exception stands for; raise it again if it is not about the delivery."""
     match error:
         case asyncio.CancelledError() if sender is not None and not sender.cancelling():
-            # Not whoever called: what was called cancelled itself, or what it waited for.
+            # The caller was not cancelled: the called code cancelled itself, or something that it awaited.
             while being_cancelled():
                 sending = asyncio.current_task()
                 assert sending is not None
@@ -277,7 +257,7 @@ def _answer(error: BaseException, sender: asyncio.Task[Any] | None) -> Answer:
 
 
 class Places:
-    """A semaphore whose limit can change; it may serve one loop after the other."""
+    """A semaphore with a limit that can change; it can be used in one event loop after another."""
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
@@ -285,13 +265,13 @@ class Places:
         self._waiting: deque[asyncio.Future[None]] = deque()
 
     def limit(self, limit: int) -> None:
-        """Let in so many from now on; whoever is in stays."""
+        """Change the limit; tasks that are already in stay in."""
         self._limit = limit
         self._let_in()
 
     @property
     def crowded(self) -> bool:
-        """Whether there are more in than the limit allows by now."""
+        """True if more tasks are in than the limit now allows."""
         return self._taken > self._limit
 
     async def __aenter__(self) -> None:
@@ -323,38 +303,37 @@ class Places:
 
 
 def being_cancelled() -> bool:
-    """Whether the running task was cancelled, and not only something that it waits for."""
+    """True if the running task itself was cancelled, not only something that it awaits."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
 
 def describe(error: BaseException) -> str:
-    """``SystemExit: 3``: what happened, for the reason of an answer."""
+    """Return an error as the reason of an answer, such as ``SystemExit: 3``."""
     name = type(error).__name__
     try:
         text = str(error)
     except Exception:
-        # A handler's own exception may fail at anything, also at this.
+        # The ``__str__`` of an application's exception may fail too.
         return name
     return f"{name}: {text}" if text else name
 
 
 _SHOWN = 200
-"""Characters that a message shows of a text from outside."""
 
 
 def clean(text: str, secrets: Iterable[str]) -> str:
-    """Return the beginning of a text from outside, as one line without control characters or secrets."""
+    """Return the beginning of a foreign text as one line, without control characters or secrets."""
     for secret in secrets:
         text = text.replace(secret, "***")
-    # White space is folded, so more than what is shown is looked at.
+    # White space is folded below, so take more characters than are shown.
     printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
     line = " ".join(printable.split())
     return line if len(line) <= _SHOWN else f"{line[:_SHOWN]}…"
 
 
 def runs(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:
-    """The places in the batch where a key begins, and which place follows which; a key may be of one."""
+    """Return the indexes where a key begins, and for each index the next one of the same key."""
     heads: list[int] = []
     following: dict[int, int] = {}
     last: dict[str, int] = {}

@@ -1,8 +1,7 @@
-"""Threads for functions of the application that are not asynchronous.
+"""Run synchronous functions of the application in daemon threads, which do not delay an exit.
 
-A thread cannot be stopped. One whose function does not return in time is left to itself, and another takes
-its place, as long as there are not too many of those. They are counted for the whole process, by destination:
-a drain that ends leaves its threads behind. All are daemons, so that none holds up an exit.
+A thread cannot be stopped: if its function runs too long it is abandoned, up to ``MOST_LEFT`` of them. They
+are counted by destination for the whole process, because a drain that ends leaves its threads behind.
 """
 
 from __future__ import annotations
@@ -25,10 +24,9 @@ from relaybox.sinks.sink import describe
 log = logging.getLogger("relaybox.handler")
 
 MOST_LEFT = 10
-"""Threads that may be left to themselves before no other call is begun."""
+"""Start no more calls while this many threads are abandoned."""
 
 _left: defaultdict[str, set[_Worker]] = defaultdict(set)
-"""By destination, the threads of this process that were left to themselves."""
 
 
 def _forget_left() -> None:
@@ -36,12 +34,12 @@ def _forget_left() -> None:
         workers.clear()
 
 
-# No thread but the one that forks lives on in a child process.
+# A child process has no thread but the one that forked.
 os.register_at_fork(after_in_child=_forget_left)
 
 
 class Threads:
-    """As many as there are calls at once; those that are idle are kept for the next."""
+    """A pool with one thread for each call in progress; idle threads are kept."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -51,18 +49,18 @@ class Threads:
 
     @property
     def left(self) -> int:
-        """The number of threads that were left to themselves and are still in their function."""
-        # A copy is looked at: another relay of this process may run in a thread of its own.
+        """The number of abandoned threads that are still in their function."""
+        # Iterate over a copy: another relay of this process may run in another thread.
         self._left -= {worker for worker in list(self._left) if not worker.running}
         return len(self._left)
 
     def longer_than(self, seconds: float) -> int:
-        """Return the number of functions that have run for longer, of those left to themselves too."""
+        """Return the number of functions that have run for longer, including those in abandoned threads."""
         limit = time.monotonic() - seconds
         return sum(worker.began < limit for worker in (*self._busy, *self._left) if worker.running)
 
     def check_room(self) -> None:
-        """Raise ``Unreachable`` while too many threads are left to themselves."""
+        """Raise ``Unreachable`` while too many threads are abandoned."""
         if self._left and self.left >= MOST_LEFT:
             raise Unreachable(
                 f"{self.left} calls that were given up are still running, and threads cannot be stopped: "
@@ -70,7 +68,7 @@ class Threads:
             )
 
     async def call(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Return or raise what the function does; a caller that is cancelled leaves the thread to itself."""
+        """Run the function in a thread; if the caller is cancelled, abandon the thread."""
         worker = self._idle.pop() if self._idle else _Worker(self._name)
         self._busy.add(worker)
         try:
@@ -86,7 +84,7 @@ class Threads:
                 self._idle.append(worker)
 
     def close(self) -> None:
-        """Let them end; one that is still in a call ends after it."""
+        """Stop the threads; one that is still in a call stops after it."""
         while self._idle:
             self._idle.pop().stop()
 
@@ -100,22 +98,19 @@ class _Call(NamedTuple):
 
 
 class _Worker:
-    """A thread that runs one call after the other."""
-
     def __init__(self, name: str) -> None:
         self._name = name
         self.left = False
-        """Whether nobody waits for its call any more."""
+        """True if the thread is abandoned."""
         self.busy = False
-        """Whether the thread is still in a call, as its loop sees it."""
+        """True while the thread is in a call, as its event loop sees it."""
         self.running = False
-        """The same, as the thread sees it: its loop may have ended before."""
+        """The same, as the thread sees it: its event loop may have ended earlier."""
         self.began = 0.0
         self._calls: SimpleQueue[_Call | None] = SimpleQueue()
         threading.Thread(target=self._run, name="relaybox-handler", daemon=True).start()
 
     def call(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Awaitable[Any]:
-        """Run it; what it returns or raises."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[Any] = loop.create_future()
         self.busy = self.running = True
@@ -124,11 +119,9 @@ class _Worker:
         return answer
 
     def stop(self) -> None:
-        """End the thread after the call it is in."""
         self._calls.put(None)
 
     def leave(self) -> None:
-        """Leave it to its call, and say when that ends."""
         self.left = True
         self.stop()
 
@@ -142,12 +135,12 @@ class _Worker:
             self.running = False
             if self.left:
                 self._report(call, error)
-            # The loop may have ended before a function that was left to itself.
+            # The event loop may have ended before an abandoned function returns.
             with suppress(RuntimeError):
                 call.loop.call_soon_threadsafe(self._answer, call.answer, result, error)
 
     def _report(self, call: _Call, error: BaseException | None) -> None:
-        """Say how a call ended that was given up: its event may be waiting for an operator to decide."""
+        """Log how an abandoned call ended: an operator may have to decide about its event."""
         event = getattr(call.given[0], "id", None) if call.given else None
         about = "" if event is None else f" for event {event}"
         ended = "it returned" if error is None else describe(error)
@@ -161,7 +154,7 @@ class _Worker:
         if error is None:
             answer.set_result(result)
         elif isinstance(error, StopIteration) or not isinstance(error, Exception):
-            # Raised out of a future, these would mean something else to whoever waits for it.
+            # To the awaiting task these would mean something else: the end of iteration, or an exit.
             answer.set_exception(Retry(describe(error)))
         else:
             answer.set_exception(error)

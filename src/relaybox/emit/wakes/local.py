@@ -1,4 +1,4 @@
-"""Wakes within one process: a flag for each destination, and the bell that sets the flags of every relay."""
+"""Wake relays within one process: a flag for each destination, and the bell that sets the flags."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from relaybox.emit.wakes.wake import Caller, Wake
 
 
 class _Flag:
-    """Whether a destination was woken since its last wait, and who sleeps until it is.
+    """Holds whether a destination was woken since its last wait, and the sleeper to wake, without a lock.
 
-    Both sides write first and look second: a sleeper shows itself before it looks at ``woken``, a waker sets
-    ``woken`` before it looks for a sleeper. So one of them always sees the other, without a lock.
+    A sleeper registers before it reads ``woken``; a waker sets ``woken`` before it looks for a sleeper. So
+    one of them always sees the other.
     """
 
     __slots__ = ("loop", "sleeper", "woken")
@@ -38,7 +38,6 @@ class _Flag:
             self.sleeper = None
 
     def take(self) -> bool:
-        """Whether it was woken; from now on it is not."""
         if not self.woken:
             return False
         self.woken = False
@@ -46,11 +45,11 @@ class _Flag:
 
     def set(self) -> None:
         if self.woken:
-            return  # whoever set it has roused the sleeper
+            return  # the waker that set it has roused the sleeper
         self.woken = True
         sleeper, loop = self.sleeper, self.loop
         if sleeper is not None and loop is not None:
-            # A loop that was closed has no lanes any more.
+            # A closed loop has no lanes any more.
             with suppress(RuntimeError):
                 loop.call_soon_threadsafe(_rouse, sleeper)
 
@@ -61,7 +60,7 @@ def _rouse(sleeper: asyncio.Future[None]) -> None:
 
 
 class LocalWake:
-    """A ``Wake`` (see there) for the lanes of one loop, woken from any thread of the process."""
+    """A ``Wake`` for the lanes of one loop, woken from any thread of the process."""
 
     alive = False
 
@@ -70,57 +69,53 @@ class LocalWake:
         self._all_woken = False
 
     async def wait(self, destination: str, seconds: float) -> bool:
-        """Sleep for ``seconds``, or until the destination was woken since the last wait; whether it was."""
+        """Sleep until woken, at most ``seconds``; True if woken since the last wait."""
         flag = self._flag(destination)
         if not flag.woken and seconds > 0:
             await flag.sleep(seconds)
         return flag.take()
 
     def wake(self, destination: str | None = None) -> None:
-        """Wake one destination, or all; from any thread."""
+        """Wake one destination, or all, from any thread."""
         if destination is not None:
             self._flag(destination).set()
             return
-        # For lanes that have not waited yet.
+        # This is for lanes that have not waited yet.
         self._all_woken = True
         for flag in list(self._flags.values()):
             flag.set()
 
     def knows(self, destination: str) -> bool:
-        """Whether the destination was ever waited for or woken."""
+        """True if the destination was ever waited for or woken."""
         return destination in self._flags
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def _flag(self, destination: str) -> _Flag:
         return self._flags.get(destination) or self._flags.setdefault(destination, _Flag(self._all_woken))
 
 
 class Bell:
-    """A ``Caller`` (see there) that an outbox owns: wakes the relays of this process, and calls the others.
-
-    ``beyond`` is told of the destinations that no relay of this process serves: one that is here looks at
-    once, and the others would come for nothing.
-    """
+    """Wakes the relays of this process; calls ``beyond`` only for destinations that none of them serves."""
 
     def __init__(self, beyond: Caller | None = None) -> None:
         self._beyond = beyond
-        # Weak: one that was dropped without a word must not keep the others from being called.
+        # Weak: a relay dropped without ``remove`` must not keep the others from being called.
         self._relays: WeakKeyDictionary[Wake, frozenset[str]] = WeakKeyDictionary()
         renew_after_fork(self)
 
     def add(self, wake: Wake, destinations: Iterable[str]) -> None:
-        """A relay of this process runs and serves these destinations."""
+        """Register a relay of this process and the destinations it serves."""
         self._relays[wake] = frozenset(destinations)
 
     def remove(self, wake: Wake) -> None:
-        """The relay has stopped."""
+        """Remove a relay that has stopped."""
         self._relays.pop(wake, None)
 
     @contextmanager
     def serving(self, wake: Wake, destinations: Iterable[str]) -> Iterator[None]:
-        """A relay of this process serves these destinations for the time of the block."""
+        """Register a relay of this process for the duration of the block."""
         self.add(wake, destinations)
         try:
             yield
@@ -138,26 +133,26 @@ class Bell:
             self._beyond.call(left)
 
     def _snapshot(self) -> list[tuple[Wake, frozenset[str]]]:
-        """Relays come and go in other threads, also in the midst of a copy."""
+        """Copy the relays; try again if another thread changes them during the copy."""
         while True:
             with suppress(RuntimeError):
                 return list(self._relays.items())
 
     def close(self) -> None:
-        """Close what calls the relays beyond."""
+        """Close ``beyond``."""
         if self._beyond is not None:
             self._beyond.close()
 
     def after_fork(self) -> None:
-        """The parent's relays do not run here."""
+        """Forget the parent's relays: they do not run in this process."""
         self._relays = WeakKeyDictionary()
 
 
 class Renewed(Protocol):
-    """Something with threads, locks or loops, which a fork copies in whatever state they are."""
+    """An object with threads, locks or loops, which a fork copies in an undefined state."""
 
     def after_fork(self) -> None:
-        """Begin anew; called in the child before anything else runs there."""
+        """Reset it; called in the child before any other code."""
         ...
 
 
@@ -165,7 +160,7 @@ _all: WeakSet[Renewed] = WeakSet()
 
 
 def renew_after_fork(one: Renewed) -> None:
-    """Call its ``after_fork`` in every child of this process, for as long as it lives."""
+    """Call its ``after_fork`` in every child of this process, as long as the object lives."""
     _all.add(one)
 
 

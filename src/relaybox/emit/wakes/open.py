@@ -1,4 +1,4 @@
-"""From settings to what wakes relays; PostgreSQL's driver is imported where it serves."""
+"""Open the wake and the bell that the settings ask for; import PostgreSQL's driver only if needed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relaybox.emit.wakes.wake import Caller, Wake
 
 
 def open_wake(settings: Settings) -> Wake:
-    """What wakes a relay's lanes: on PostgreSQL other processes too."""
+    """Return the wake of a relay's lanes; on PostgreSQL other processes can wake them too."""
     if (postgres := _postgres(settings)) is None:
         return LocalWake()
     channel = postgres.channel_name(settings.schema, settings.prefix)
@@ -22,12 +22,12 @@ def open_wake(settings: Settings) -> Wake:
 
 
 def open_bell(settings: Settings) -> Bell:
-    """What an outbox rings when it has committed events: relays of this process, on PostgreSQL all."""
+    """Return the bell of an outbox; on PostgreSQL it reaches the relays of all processes."""
     return Bell(_LateNotifier(settings) if _wanted(settings) else None)
 
 
 class _LateNotifier:
-    """A ``Caller`` that is made for its first call: whoever only looks at an outbox needs no driver."""
+    """A ``Caller`` made on its first call: code that only reads an outbox needs no driver."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -41,12 +41,10 @@ class _LateNotifier:
         return notifier
 
     def call(self, destinations: Iterable[str]) -> None:
-        """Tell the relays of other processes."""
         if self._notifier is not None:
             self._notifier.call(destinations)
 
     def close(self) -> None:
-        """Give up what is held."""
         if self._notifier is not None:
             self._notifier.close()
 
@@ -56,7 +54,7 @@ def _wanted(settings: Settings) -> bool:
 
 
 def _postgres(settings: Settings) -> Any:
-    """The module; ``None`` where it is not wanted, or an application emits without psycopg."""
+    """Return the module, or None if it is not wanted or psycopg is not installed."""
     if not _wanted(settings):
         return None
     try:

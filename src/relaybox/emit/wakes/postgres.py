@@ -1,7 +1,7 @@
-"""PostgreSQL's NOTIFY and LISTEN: the emitter's side and the relay's.
+"""Wake relays with PostgreSQL's NOTIFY and LISTEN; the payload is the name of a destination.
 
-A notification is sent after the commit, on a connection of its own: NOTIFY inside the business transaction
-would make the commits of the whole server queue for one lock. Its payload is the name of a destination.
+NOTIFY is sent after the commit on a separate connection. Inside the business transaction it would make all
+commits of the server queue for one lock.
 """
 
 from __future__ import annotations
@@ -33,20 +33,20 @@ log = logging.getLogger("relaybox.wake")
 Listener: TypeAlias = AsyncConnection[tuple[Any, ...]]
 
 IDLE_SECONDS = 30.0
-"""Without a call, until the notifier's connection is closed and its thread ends."""
+"""Seconds without a call after which the notifier closes its connection and its thread."""
 GAP_SECONDS = 0.001
-"""At least this long between two notifications of one process; calls in between go out together."""
+"""Least seconds between two notifications of a process; calls in between are sent together."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-"""Seconds until the next try after trouble; doubled each time."""
+"""Seconds until the next try after a failure; doubled each time."""
 CLOSE_SECONDS = 1.0
-"""How long the end of a process may wait for its last call to go out."""
+"""Seconds that the exit of a process may wait for its last call to go out."""
 CONNECT_SECONDS = 5
 ANSWER_SECONDS = 10.0
 
 PROBE = "\x01"
-"""Begins the payload with which a listener hears itself; no destination's name has a control character."""
+"""Starts the payload that a listener sends to itself; no destination's name has a control character."""
 
-# Whatever of these stands in the URL goes before.
+# Parameters in the URL override these.
 _CONNECT = {
     "connect_timeout": CONNECT_SECONDS,
     "keepalives_idle": 10,
@@ -57,29 +57,29 @@ _CONNECT = {
 
 
 def channel_name(schema: str | None, prefix: str) -> str:
-    """The channel of an outbox; another one for each set of tables in a database."""
+    """Return the channel of an outbox; each set of tables in a database has its own."""
     if schema is None and not prefix:
         return "relaybox"
     return "relaybox_" + sha256(f"{schema or ''}.{prefix}".encode()).hexdigest()[:8]
 
 
 def _options(url: str) -> dict[str, Any]:
-    # No statement is prepared, because some poolers lose them.
+    # Prepare no statements, because some poolers lose them.
     fixed = {"client_encoding": "utf-8", "autocommit": True, "prepare_threshold": None}
     return {**_CONNECT, **conninfo_to_dict(url), **fixed}
 
 
 def _reason(error: BaseException, url: str) -> str:
-    """What went wrong, in one line and without the password that libpq repeats where it cannot read a URL."""
+    """Return the error in one line, without the password that libpq repeats if it cannot parse a URL."""
     return " ".join(without_password(str(error), url).split()) or type(error).__name__
 
 
 class Notifier:
-    """A ``Caller`` (see there) that notifies relays through the database.
+    """A ``Caller`` that notifies relays through the database.
 
-    A call leaves on a connection that is there and free, without waiting for its answer. Otherwise it leaves
-    the names to a thread, which connects, and sends all that came meanwhile in one statement. Both end after
-    ``idle`` seconds without a call. In trouble hints are dropped: the relays poll.
+    A call sends at once if a connection is open and free, without waiting for the answer. Otherwise a thread
+    connects and sends all waiting names in one statement. Both end after ``idle`` seconds without a call.
+    After an error hints are dropped, because relays poll anyway.
     """
 
     def __init__(self, url: str, channel: str, *, idle: float = IDLE_SECONDS) -> None:
@@ -89,13 +89,13 @@ class Notifier:
         self._warned = False
         self._thread: threading.Thread | None = None
         self._line: Line | None = None
-        """While nobody uses it; the thread takes it away for as long as it does."""
+        """Set while it is free; the thread takes it to send."""
         self.after_fork()
         renew_after_fork(self)
         _notifiers.add(self)
 
     def call(self, destinations: Iterable[str]) -> None:
-        """Send the names, or leave them for the thread."""
+        """Send the names now, or leave them to the thread."""
         try:
             with self._changed:
                 waiting = bool(self._names) and self._thread is not None
@@ -107,13 +107,12 @@ class Notifier:
                     thread = threading.Thread(target=self._run, name="relaybox-notify", daemon=True)
                     thread.start()
                     self._thread = thread
-        except (
-            RuntimeError
-        ) as error:  # no thread can be started: there are too many, or the process is ending
+        except RuntimeError as error:
+            # No thread can be started: there are too many, or the process is ending.
             self._warn(str(error))
 
     def close(self) -> None:
-        """Send what was left, if that takes no longer than a second, and end; a later call starts anew."""
+        """Send what is left, within a second, and stop; a later call starts again."""
         with self._changed:
             thread = self._thread
             if thread is None:
@@ -123,7 +122,7 @@ class Notifier:
         thread.join(CLOSE_SECONDS)
 
     def after_fork(self) -> None:
-        """The thread is the parent's; so is its connection, which is kept, lest it be closed from here."""
+        """Reset; keep a reference to the parent's connection, so that this process does not close it."""
         self._changed = threading.Condition(threading.Lock())
         self._names: set[str] = set()
         self._thread = None
@@ -134,7 +133,7 @@ class Notifier:
         self._in_trouble = False
 
     def _sent_at_once(self) -> bool:
-        """Whether the names have gone out from here, which takes less than to wake the thread."""
+        """True if the names were sent from here, which is faster than waking the thread."""
         if self._line is None or time.monotonic() < self._begin:
             return False
         try:
@@ -142,7 +141,6 @@ class Notifier:
                 return False
             self._line.send(self._channel, list(self._names))
         except psycopg.Error:
-            # The thread makes another.
             self._line.close()
             self._line = None
             return False
@@ -170,7 +168,7 @@ class Notifier:
                 self._begin = time.monotonic() + max(pause, GAP_SECONDS)
 
     def _next(self) -> tuple[list[str], Line | None]:
-        """The names to send, when it is time, and where to; none when the thread is to end."""
+        """Return the names to send, when it is time, and the connection; no names if the thread must end."""
         with self._changed:
             while not self._closing and (seconds := self._rest()) > 0:
                 self._changed.wait(seconds)
@@ -184,12 +182,11 @@ class Notifier:
         return [], None
 
     def _rest(self) -> float:
-        """Seconds until there is something to do: to send, or after a long silence to end."""
+        """Return the seconds until the next names can be sent, or until the thread is idle for too long."""
         end = self._begin if self._names else self._begin + self._idle
         return end - time.monotonic()
 
     def _send(self, line: Line | None, names: list[str]) -> Line:
-        """Send the names; the connection to send the next ones on."""
         if line is not None:
             try:
                 line.finish(ANSWER_SECONDS)
@@ -197,7 +194,7 @@ class Notifier:
                 line.finish(ANSWER_SECONDS)
                 return line
             except psycopg.Error:
-                # The server may have been restarted since the last call: worth a new connection, once.
+                # The server may have restarted since the last call: try a new connection once.
                 line.close()
         fresh = Line(psycopg.connect(**_options(self._url)))
         try:
@@ -233,12 +230,11 @@ class Deaf(Exception):
 
 
 class ListeningWake(LocalWake):
-    """A ``Wake`` (see there) for the lanes of one relay, woken through the database too.
+    """A ``Wake`` for the lanes of one relay that is also woken through the database.
 
-    One connection listens. After ``check`` seconds without a notification it is sent one through another
-    connection, and has ``patience`` seconds to hear it: so a connection that died without a word is noticed,
-    and a pooler that takes LISTEN and delivers nothing. Until a new one hears, ``alive`` is false and the
-    lanes poll; nothing is raised.
+    After ``check`` seconds of silence, the listening connection must hear within ``patience`` seconds what
+    another connection sends. This finds dead connections, and poolers that accept LISTEN but deliver nothing.
+    Until a new one hears, ``alive`` is False and the lanes poll; nothing is raised.
     """
 
     def __init__(self, url: str, channel: str, *, check: float = 10.0, patience: float = 5.0) -> None:
@@ -252,12 +248,12 @@ class ListeningWake(LocalWake):
         self._warned = False
 
     def start(self) -> None:
-        """Begin to listen, in the background of the running loop; the first wait does it too."""
+        """Start to listen in the running loop; the first ``wait`` does this too."""
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(self._run(), name="relaybox-listen")
 
     async def wait(self, destination: str, seconds: float) -> bool:
-        """Sleep for ``seconds``, or until the destination was woken since the last wait; whether it was."""
+        """Sleep until woken, at most ``seconds``; True if woken since the last wait."""
         self.start()
         return await super().wait(destination, seconds)
 
@@ -277,13 +273,13 @@ class ListeningWake(LocalWake):
                 await self._listen()
             except Exception as error:
                 self._lost(_reason(error, self._url))
-            # One that heard for long is tried again soon; one that fails again and again, ever more rarely.
+            # After a long good period retry soon; after repeated failures wait longer each time.
             pause = FIRST_PAUSE if clock() - begun > 2 * LONGEST_PAUSE else pause
             await asyncio.sleep(pause)
             pause = min(2 * pause, LONGEST_PAUSE)
 
     async def _listen(self) -> None:
-        """Until the connection is lost or turns out to be deaf, which raises."""
+        """Listen until the connection is lost or turns out to be deaf, which raises."""
         connection: Listener = await AsyncConnection.connect(**_options(self._url))
         try:
             await self._execute(connection, listen(self._channel))
@@ -297,7 +293,6 @@ class ListeningWake(LocalWake):
             await connection.close()
 
     async def _hear(self, ear: Ear) -> None:
-        """Listen for a while; after silence, see that it can hear."""
         before = ear.heard
         await asyncio.wait([ear.lost], timeout=self._check)
         if ear.lost.done():
@@ -313,7 +308,7 @@ class ListeningWake(LocalWake):
             self.wake(payload if self.knows(payload) else None)
 
     async def _prove(self, ear: Ear) -> None:
-        """Send a notification the long way round, and hear it."""
+        """Send a notification through another connection, and raise if it does not arrive."""
         payload, heard = f"{PROBE}{uuid4().hex}", asyncio.get_running_loop().create_future()
         self._probe = payload, heard
         sending = asyncio.create_task(self._send(payload))
@@ -331,7 +326,7 @@ class ListeningWake(LocalWake):
             raise failure if isinstance(failure, psycopg.Error) else Deaf("a transaction pooler?")
 
     async def _send(self, payload: str) -> None:
-        # A pooler might take what the listening connection sends to the session that has the LISTEN.
+        # On the listening connection, a pooler might pass it to the very session that has the LISTEN.
         connection: Listener = await AsyncConnection.connect(**_options(self._url))
         try:
             await self._execute(connection, NOTIFY, (self._channel, payload))
@@ -339,7 +334,7 @@ class ListeningWake(LocalWake):
             await connection.close()
 
     async def _execute(self, connection: Listener, query: Any, params: Any = None) -> None:
-        # Not a timeout, whose cancellation the driver answers by waiting for the server once more.
+        # Not asyncio.timeout: after a cancellation psycopg waits for the server once more.
         timer = asyncio.get_running_loop().call_later(self._patience, _hang_up, connection)
         try:
             await connection.execute(query, params)
@@ -348,7 +343,7 @@ class ListeningWake(LocalWake):
 
     def _found(self) -> None:
         self.alive = True
-        # Something may have been missed.
+        # A notification may have been missed before.
         self.wake()
         if self._warned:
             self._warned = False

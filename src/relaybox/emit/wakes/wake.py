@@ -1,7 +1,6 @@
-"""The contract of a wake: what tells a relay to look now instead of at the next poll.
+"""Define the contract of a wake, which tells a relay to look now instead of at the next poll.
 
-A wake is a hint. One that is lost costs the time until the next poll, never an event; one given for nothing
-costs an empty claim.
+A wake is only a hint: a lost one delays an event until the next poll, a needless one costs an empty claim.
 """
 
 from __future__ import annotations
@@ -15,32 +14,29 @@ class Wake(Protocol):
 
     @property
     def alive(self) -> bool:
-        """Whether it hears of events that other processes commit."""
+        """True if it hears of events that other processes commit."""
         ...
 
     async def wait(self, destination: str, seconds: float) -> bool:
-        """Sleep for ``seconds``, or until the destination was woken since the last wait; whether it was.
-
-        One lane waits for a destination at a time.
-        """
+        """Sleep until woken, at most ``seconds``; True if woken since the last wait. One lane at a time."""
         ...
 
     def wake(self, destination: str | None = None) -> None:
-        """Wake one destination's lane, or all; from any thread. Never raises."""
+        """Wake the lane of one destination, or all lanes, from any thread; never raise."""
         ...
 
     async def close(self) -> None:
-        """Give up what is held."""
+        """Stop listening and release connections."""
         ...
 
 
 class Caller(Protocol):
-    """The emitter's side: tells relays, wherever they run, that events for destinations are committed."""
+    """The emitter's side: tells relays in any process that events for destinations are committed."""
 
     def call(self, destinations: Iterable[str]) -> None:
-        """Tell them. Returns at once and never raises."""
+        """Tell the relays; return at once and never raise."""
         ...
 
     def close(self) -> None:
-        """Give up what is held. A call just made still goes out, if that takes no longer than a second."""
+        """Release connections; a call just made still goes out if that takes no more than a second."""
         ...

@@ -1,1 +1,1 @@
-"""Loops that consume events from brokers, one module each: acknowledged after the commit, done once."""
+"""Consume events from brokers, one module each: acknowledged after the commit, done once."""

@@ -1,15 +1,7 @@
-"""Events from Kafka: each partition in its order, an offset committed after the transaction of its handlers.
+"""Consume events from Kafka, each partition in order; commit an offset after its handlers' transaction.
 
-    consumer = KafkaConsumer("kafka:9092", "order-events", group="billing", inbox=inbox, transaction=Session)
-
-    @consumer.on("order.*")
-    async def on_order(event: Event, session: AsyncSession) -> None: ...
-
-    consumer.serve()
-
-Partitions are worked on side by side, the messages of one of them one after the other. A message that is to
-be tried again stays at the head of its partition, which waits for it; the others go on. Between the commit in
-the database and that of the offset a message can come twice, here or to another consumer: the inbox knows it.
+A message to be retried stays at the head of its partition, and only that partition waits. A message can come
+again between the database's commit and the offset's, and the inbox detects that.
 """
 
 from __future__ import annotations
@@ -45,15 +37,13 @@ log = logging.getLogger("relaybox.consumer")
 POLL_SECONDS = 0.2
 BUSY_POLL_SECONDS = 0.02
 PAUSE_SECONDS = 0.5
-"""How long a partition may be full before it is paused. A pause makes the client drop what it has fetched, so
-that one which is only busy is better waited for; one that waits for its next attempt must not hold up others.
-"""
+"""Seconds for which a partition may be full before it is paused, which drops what the client has fetched."""
 CLOSE_SECONDS = 10.0
-"""How long a broker that does not answer is waited for at the end."""
+"""Seconds to wait at the end for a broker that does not answer."""
 
 Partition: TypeAlias = tuple[str, int]
 Attend: TypeAlias = Callable[[Any, asyncio.Event], Awaitable[bool]]
-"""Brings a message to its end; returns False if the event was set first."""
+"""Processes a message to its end; returns False if the event was set first."""
 
 DeadLetter: TypeAlias = Callable[[Any, str], Any]
 
@@ -61,10 +51,9 @@ DeadLetter: TypeAlias = Callable[[Any, str], Any]
 class KafkaConsumer(Loop):
     """Consumes topics as a member of a group.
 
-    ``settings`` are librdkafka's own, such as ``security.protocol``. ``dead_letter(message, reason)`` is
-    called for what is refused, with the client's ``Message``; without one it is logged and passed over.
-    ``prefetch`` bounds the messages that wait here for each partition. A handler, and ``dead_letter``, has
-    ``timeout`` to return. The rest is ``Consumer``'s; its name is the group's.
+    ``settings`` are librdkafka's. ``dead_letter(message, reason)`` gets each refused message as the client's
+    ``Message``; without it they are logged and skipped. ``prefetch`` limits the waiting messages of each
+    partition. ``consumer`` defaults to the inbox's, then ``group``.
     """
 
     def __init__(
@@ -97,7 +86,6 @@ class KafkaConsumer(Loop):
             await membership.end()
 
     async def _attend(self, message: Any, ending: asyncio.Event) -> bool:
-        """Bring a message to its end; return False if ``ending`` came first."""
         judge = partial(self._decide, message)
         if await self._try(judge, _id(message), ending, "its partition waits") is None:
             return False
@@ -136,7 +124,7 @@ def _received(message: Any, attempt: int) -> Received:
 
 
 def _sent_at(kind: int, milliseconds: int) -> datetime:
-    # No kind: the message has no time of its own. Producers may also write one that no calendar has.
+    # Kind 0 means that there is no timestamp. Producers may also write one that is out of range.
     with suppress(ValueError, OverflowError, OSError):
         if kind:
             return datetime.fromtimestamp(milliseconds / 1000, UTC)
@@ -155,9 +143,9 @@ def _settings(servers: str, group: str, given: Mapping[str, Any]) -> dict[str, A
             raise ConfigError(f"settings: {name} is not yours to set here; leave it out")
     return {
         "auto.offset.reset": "earliest",
-        # A partition that is resumed waits for the fetch of the others that is under way.
+        # Keep it short: a resumed partition waits for the current fetch of the others.
         "fetch.wait.max.ms": 100,
-        # What matters comes by way of callbacks.
+        # Errors that matter arrive by callback.
         "log_level": 0,
         **given,
         **own,
@@ -165,22 +153,22 @@ def _settings(servers: str, group: str, given: Mapping[str, Any]) -> dict[str, A
 
 
 class Thread:
-    """The thread that a client is used in: a daemon, so that a call that never returns holds up no exit."""
+    """The thread of a client; a daemon, so that a call that never returns does not delay an exit."""
 
     def __init__(self) -> None:
         self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         threading.Thread(target=self._run, name="relaybox-kafka", daemon=True).start()
 
     def call(self, function: Callable[..., Any], *given: Any, **options: Any) -> asyncio.Future[Any]:
-        """Return what the function returns or raises there."""
+        """Run the function in the thread and return a future of its result."""
         answer: Future[Any] = Future()
-        # It is called even if nobody waits for it any more.
+        # Mark it as running, so that it is called even if the caller stops waiting.
         answer.set_running_or_notify_cancel()
         self._calls.put((answer, partial(function, *given, **options)))
         return asyncio.wrap_future(answer)
 
     def stop(self) -> None:
-        """End it after the call it is in."""
+        """Stop the thread after its current call."""
         self._calls.put(None)
 
     def _run(self) -> None:
@@ -193,12 +181,12 @@ class Thread:
 
 
 class Lane:
-    """The messages of one partition that wait here, and the task that works on the first of them."""
+    """The waiting messages of one partition, and the task that processes the first of them."""
 
     def __init__(self, attend: Attend, moved: asyncio.Event) -> None:
         self.waiting: deque[Any] = deque()
         self.next_offset: int | None = None
-        """What may be committed: all before it is done."""
+        """The offset to commit: all messages before it are done."""
         self.committed: int | None = None
         self.full_since: float | None = None
         self.paused = False
@@ -208,7 +196,7 @@ class Lane:
         self._task: asyncio.Task[None] | None = None
 
     def put(self, message: Any) -> None:
-        """Work on the message after those before it."""
+        """Process the message after those before it."""
         self.waiting.append(message)
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._work())
@@ -219,14 +207,14 @@ class Lane:
             self._moved.set()
 
     async def end(self) -> None:
-        """Finish the message in hand, if it does not take too long, and leave the others."""
+        """Finish the current message, if it does not take too long, and leave the others."""
         self._ending.set()
         if self._task is not None:
             await finish([self._task])
 
 
 class Membership:
-    """One life of the client, from joining the group to leaving it. The client is used in one thread only."""
+    """One session of the client, from joining the group to leaving it. One thread uses the client."""
 
     def __init__(self, settings: Mapping[str, Any], topics: list[str], prefetch: int, attend: Attend) -> None:
         self._topics = topics
@@ -234,16 +222,16 @@ class Membership:
         self._attend = attend
         self._lanes: dict[Partition, Lane] = {}
         self._assigned: dict[Partition, object] = {}
-        """What is ours, as the client's thread knows it; the values tell one assignment from the next."""
+        """Our partitions, as the client's thread sees them; each value identifies one assignment."""
         self._loop = asyncio.get_running_loop()
         self._moved = asyncio.Event()
         self._said: set[int] = set()
         self._client = kafka.Consumer({**settings, "error_cb": self._on_error, "on_commit": self._on_commit})
-        # After the client, which refuses settings: nobody would end the thread.
+        # After the client, which may refuse its settings: nothing would stop the thread then.
         self._thread = Thread()
 
     async def run(self, stopping: asyncio.Event) -> None:
-        """Consume until it is time to stop; raise if the client is of no more use."""
+        """Consume until ``stopping`` is set; raise if the client can no longer be used."""
         await self._thread.call(
             self._client.subscribe,
             self._topics,
@@ -260,7 +248,7 @@ class Membership:
                 self._take(message)
 
     async def end(self) -> None:
-        """Finish what is in hand, commit it, and leave the group."""
+        """Finish the current messages, commit their offsets, and leave the group."""
         offsets = await self._leave(list(self._lanes))
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
@@ -283,7 +271,7 @@ class Membership:
             self._on_error(error)
 
     def _crowded(self) -> bool:
-        """Return True if a partition is full, and not for long: it makes room soon, or is paused."""
+        """True if a partition has just become full: wait for it, because a pause drops its messages."""
         now, crowded = time.monotonic(), False
         for lane in self._lanes.values():
             if len(lane.waiting) < self._prefetch:
@@ -294,7 +282,6 @@ class Membership:
         return crowded
 
     def _flow(self) -> tuple[list[Any], list[Any], list[Any], float]:
-        """Return what to pause, resume and commit, and how long to wait for messages."""
         pause, resume, done = [], [], []
         for place, lane in self._lanes.items():
             if not lane.paused and lane.full_since is not None:
@@ -310,7 +297,6 @@ class Membership:
         return pause, resume, done, BUSY_POLL_SECONDS if paused else POLL_SECONDS
 
     async def _leave(self, places: Iterable[Partition]) -> list[Any]:
-        """Give up partitions; return the offsets up to which they are done."""
         lanes = {place: self._lanes.pop(place) for place in places if place in self._lanes}
         await asyncio.gather(*(lane.end() for lane in lanes.values()))
         return [
@@ -319,7 +305,7 @@ class Membership:
             if lane.next_offset is not None
         ]
 
-    # What follows runs in the client's thread.
+    # The methods below run in the client's thread.
 
     def _fetch(self, pause: list[Any], resume: list[Any], done: list[Any], seconds: float) -> list[Any]:
         if pause:
@@ -333,8 +319,8 @@ class Membership:
         while message is not None:
             found.append((message, self._assigned.get(_place(message))))
             message = self._client.poll(0) if len(found) < self._prefetch else None
-        # One whose partition was taken away meanwhile belongs to somebody else, as do those before it: to
-        # commit what follows it would lose them.
+        # A partition revoked during the poll is another consumer's now, with its earlier messages too. To
+        # commit a later offset would lose them, so drop what was fetched.
         return [
             message
             for message, assignment in found
@@ -348,14 +334,14 @@ class Membership:
         self._commit(self._given_up(partitions))
 
     def _on_lost(self, _: Any, partitions: list[Any]) -> None:
-        # Others have them by now, and the offsets are theirs.
+        # Others own them by now, so commit nothing.
         self._given_up(partitions)
 
     def _given_up(self, partitions: list[Any]) -> list[Any]:
         places = [(found.topic, found.partition) for found in partitions]
         for place in places:
             self._assigned.pop(place, None)
-        # A pause would hold when they come back.
+        # A pause would still hold when they come back.
         self._client.resume(partitions)
         if not self._lanes:
             return []
@@ -378,7 +364,7 @@ class Membership:
             log.warning("an offset was not committed: %s; messages may come again", error.str())
 
     def _on_error(self, error: Any) -> None:
-        """Log it once, until a message comes: the client goes on trying, and would say it again and again."""
+        """Log an error once until a message arrives: the client repeats it while it retries."""
         if error.code() not in self._said and error.code() != kafka.KafkaError._PARTITION_EOF:
             self._said.add(error.code())
             log.warning("Kafka: %s", error.str())

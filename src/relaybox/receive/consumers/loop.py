@@ -1,4 +1,4 @@
-"""What the loops share: they run until stopped, connect again after a failure, and end on a signal."""
+"""Share code between the loops: run until stopped, reconnect after a failure, stop on a signal."""
 
 from __future__ import annotations
 
@@ -39,19 +39,18 @@ log = logging.getLogger("relaybox.consumer")
 
 BACKOFF = Backoff(base=1, cap=60)
 TIMEOUT = 30.0
-"""Seconds that a handler has, where nothing else is said."""
+"""Seconds that a handler has by default."""
 AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
-"""Synchronous handlers that run at the same time: as many as asyncio has threads for."""
+"""How many synchronous handlers run at once: as many as asyncio has threads."""
 PATIENCE = 30.0
-"""Seconds that handlers have to finish when the loop stops, or their messages go to another consumer."""
+"""Seconds that handlers have to finish when the loop stops; then their messages are delivered again."""
 
 
 class Loop(Consumer):
-    """A consumer that fetches its messages itself; subclasses say how.
+    """A consumer that fetches its own messages; subclasses define how.
 
-    A handler that has not returned after ``timeout`` is given up, and its message comes again. An
-    asynchronous one is cancelled; a thread cannot be stopped, and what its handler still commits is known to
-    the inbox.
+    A handler that exceeds ``timeout`` is given up, and its message comes again. An async handler is
+    cancelled; a thread cannot be, but the inbox knows if its handler still commits.
     """
 
     def __init__(
@@ -67,15 +66,15 @@ class Loop(Consumer):
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
-        """How often in a row it could not connect; subclasses reset it."""
+        """The number of failed connections in a row; subclasses reset it."""
         self._threads = Threads(consumer)
         self._places = Places(AT_ONCE)
         self._left: dict[UUID, threading.Event] = {}
-        """The events whose handlers were left to themselves, and when these are over."""
+        """The events of abandoned handlers, and a flag that is set when the handler returns."""
         self._full = False
 
     async def run(self) -> None:
-        """Consume until ``stop()``. A broker that fails is no reason to end: it is asked again."""
+        """Consume until ``stop()``; if the broker fails, connect again."""
         try:
             while not self._stopping.is_set():
                 try:
@@ -88,7 +87,7 @@ class Loop(Consumer):
                         await self._wait_after(error)
         finally:
             self._threads.close()
-            # The next run may be in another loop.
+            # The next run may be in another event loop.
             self._stopping = asyncio.Event()
 
     async def _wait_after(self, error: BaseException) -> None:
@@ -99,11 +98,11 @@ class Loop(Consumer):
         await pause(self._stopping, seconds)
 
     def stop(self) -> None:
-        """Take no more messages; ``run`` returns when those in hand are finished. From the loop's thread."""
+        """Take no more messages; ``run`` returns after the current ones. Call it in the loop's thread."""
         self._stopping.set()
 
     def serve(self) -> None:
-        """Run in a process of its own until SIGTERM or SIGINT."""
+        """Run as a process until SIGTERM or SIGINT."""
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
@@ -113,11 +112,10 @@ class Loop(Consumer):
         await self.run()
 
     async def _consume(self) -> None:
-        """Connect, and consume until stopped; raise if the connection is lost."""
+        """Connect and consume until stopped; raise if the connection is lost."""
         raise NotImplementedError
 
     async def _judge(self, message: Received) -> Verdict:
-        """Run the handlers of a message."""
         try:
             event = unpack(message)
         except Malformed as error:
@@ -134,7 +132,7 @@ class Loop(Consumer):
     async def _in_thread(self, event: Event) -> Verdict:
         left = self._left.get(event.id)
         if left is not None and not left.is_set():
-            # Another call would only wait for the first one's mark, with another thread and connection.
+            # Another call would use one more thread and connection only to wait for the first one's mark.
             return Later("its handler was called before, and has not returned yet")
         over = threading.Event()
 
@@ -154,7 +152,7 @@ class Loop(Consumer):
                 return self._late()
 
     def _hanging(self) -> int:
-        """Return how many handlers were left to themselves: each has a thread, and maybe a transaction."""
+        """Return the number of abandoned handlers; each holds a thread, and maybe a transaction."""
         self._left = {one: over for one, over in self._left.items() if not over.is_set()}
         count = len(self._left)
         if count >= AT_ONCE and not self._full:
@@ -164,12 +162,12 @@ class Loop(Consumer):
         return count
 
     async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Return what a synchronous function does in a thread, which is left if it takes too long."""
+        """Run a synchronous function in a thread, and abandon the thread if it takes too long."""
         async with asyncio.timeout(self._timeout):
             return await self._threads.call(function, *given)
 
     async def _ask(self, function: Callable[..., Any], *given: Any) -> None:
-        """Call a function of the application that is no handler; it has as much time as one."""
+        """Call another function of the application, with the time limit of a handler."""
         if inspect.iscoroutinefunction(function):
             result = function(*given)
         else:
@@ -183,7 +181,7 @@ class Loop(Consumer):
         return Later(f"the handler took longer than {self._timeout:g}s")
 
     async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
-        """Return how it ended, whatever it raised; only the caller can cancel it."""
+        """Return the verdict, or ``Crashed`` for any exception; raise only if the caller was cancelled."""
         try:
             return await work
         except (Exception, asyncio.CancelledError) as error:
@@ -200,7 +198,7 @@ class Loop(Consumer):
         then: str,
         most: float = math.inf,
     ) -> Done | Refused | None:
-        """Return how a message ended; None if ``ending`` came first, or ``most`` seconds passed."""
+        """Return how a message ended, or None if ``ending`` was set or ``most`` seconds passed first."""
         since, attempt = time.monotonic(), 0
         while not ending.is_set() and time.monotonic() - since < most:
             attempt += 1
@@ -213,19 +211,17 @@ class Loop(Consumer):
         return None
 
     def _report(self, message_id: str, verdict: Later | Crashed | Refused, then: str) -> None:
-        """Log what went wrong, and what happens now."""
         name = message_id or "without an id"
         log.warning("%s: message %s: %s; %s", self._consumer, name, verdict.reason, then)
 
     def _delay(self, verdict: Later | Crashed, attempt: int) -> float:
-        """Return the seconds to wait: what the handler said, else the backoff."""
         if isinstance(verdict, Later) and verdict.after is not None:
             return verdict.after
         return delay(self._backoff, attempt, random.random)
 
 
 class Work:
-    """The messages in hand: a task for each, which looks at ``ending`` before it tries again."""
+    """The messages in progress: a task for each, which checks ``ending`` before it tries again."""
 
     def __init__(self) -> None:
         self.ending = asyncio.Event()
@@ -235,13 +231,13 @@ class Work:
         return len(self._tasks)
 
     def start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Begin with a message."""
+        """Start a task for a message."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def any(self) -> None:
-        """Wait until one of them is over."""
+        """Wait until one of them has ended."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
     async def end(self) -> None:
@@ -251,7 +247,7 @@ class Work:
 
 
 async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
-    """Wait for tasks that work on messages; cancel those that take too long."""
+    """Wait for tasks that process messages; cancel those that take too long."""
     _, late = await asyncio.wait(tasks, timeout=PATIENCE) if tasks else ((), ())
     for task in late:
         log.warning("a handler did not finish in %gs; its message will be delivered again", PATIENCE)
@@ -259,20 +255,20 @@ async def finish(tasks: Collection[asyncio.Task[None]]) -> None:
 
 
 def parse_url(url: str | Secret) -> Secret:
-    """Return a broker's URL: itself, ``env:NAME`` or ``file:PATH``, which has to be there."""
+    """Parse a broker's URL, ``env:NAME`` or ``file:PATH``; raise ``ConfigError`` if it cannot be read."""
     secret = parse_secret(url, "url")
     secret.reveal()
     return secret
 
 
 async def pause(ending: asyncio.Event, seconds: float) -> None:
-    """Wait, unless it is time to end."""
+    """Wait for ``seconds``, or until ``ending`` is set."""
     with suppress(TimeoutError):
         await asyncio.wait_for(ending.wait(), seconds)
 
 
 def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:
-    """Return the headers as text; leave out what is not text."""
+    """Return the headers that are text, or bytes decoded as text."""
     texts = {
         name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
         for name, value in (headers or {}).items()

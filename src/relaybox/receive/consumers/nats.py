@@ -1,15 +1,7 @@
-"""Events from a NATS JetStream stream: acknowledged after the transaction of their handlers.
+"""Consume events from a NATS JetStream stream; acknowledge after the transaction of their handlers.
 
-    consumer = NatsConsumer("nats://nats", "events.>", durable="billing", inbox=inbox, transaction=Session)
-
-    @consumer.on("order.*")
-    async def on_order(event: Event, session: AsyncSession) -> None: ...
-
-    consumer.serve()
-
-It pulls, up to ``prefetch`` messages at once, and tells the server that it is still working while a handler
-takes its time. One that is to be tried again is given back with a delay (``nak``), one that is refused is
-terminated (``term``): the server publishes an advisory of it.
+A message to be retried is returned with a delay (``nak``). A refused one is terminated (``term``), and the
+server publishes an advisory.
 """
 
 from __future__ import annotations
@@ -44,15 +36,15 @@ PING_SECONDS = 20
 FETCH_SECONDS = 1.0
 GATHER_SECONDS = 0.02
 ACK_WAIT_SECONDS = 30.0
-"""The server's own default, where a consumer that exists already does not say."""
+"""The server's default, if an existing consumer does not set one."""
 
 
 class NatsConsumer(Loop):
-    """Consumes a stream by way of a durable consumer, which is made where it does not exist.
+    """Consumes a stream through a durable consumer, which is created if it does not exist.
 
-    ``url`` may name several servers with commas between them, and be ``env:NAME`` or ``file:PATH``. The
-    ``stream`` is found by the subject unless it is given. ``options`` are those of ``nats.connect``, such as
-    ``tls``. A handler has ``timeout`` to return. The rest is ``Consumer``'s; its name is the durable's.
+    ``url`` is one or several servers separated by commas, ``env:NAME`` or ``file:PATH``. ``options`` are
+    those of ``nats.connect``. ``stream`` defaults to the one that has the subject, ``consumer`` to the
+    inbox's, then ``durable``.
     """
 
     def __init__(
@@ -85,12 +77,12 @@ class NatsConsumer(Loop):
             try:
                 await self._pull(client, work)
             finally:
-                # While the connection is there, so that what is finished now can be acknowledged.
+                # Before the connection closes, so that finished messages can be acknowledged.
                 await work.end()
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
-        """Open a connection that does not reconnect: what depends on it is made again with the next one."""
+        """Open a connection that does not reconnect: the loop sets up everything again on a new one."""
         client, reasons = Client(), [""]
 
         async def note(error: Exception) -> None:
@@ -135,7 +127,7 @@ class NatsConsumer(Loop):
                 raise ConnectionError("the connection was lost")
             if len(work) >= self._prefetch:
                 await work.any()
-            # More than one at a time would be waited for until all are there.
+            # Fetching several at once would wait until all of them arrive.
             elif await fetch(1, FETCH_SECONDS) and len(work) < self._prefetch:
                 await fetch(self._prefetch - len(work), GATHER_SECONDS)
 
@@ -160,7 +152,6 @@ class NatsConsumer(Loop):
 
 @asynccontextmanager
 async def _kept(message: Msg, every: float) -> AsyncIterator[None]:
-    """Tell the server again and again that the message is being worked on."""
 
     async def keep() -> None:
         with suppress(NatsError, OSError):

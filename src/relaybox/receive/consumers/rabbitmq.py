@@ -1,17 +1,7 @@
-"""Events from a RabbitMQ queue: acknowledged after the transaction of their handlers.
+"""Consume events from a RabbitMQ queue; acknowledge after the transaction of their handlers.
 
-    consumer = RabbitmqConsumer("amqp://rabbit", "billing", inbox=inbox, transaction=Session)
-
-    @consumer.on("order.*")
-    async def on_order(event: Event, session: AsyncSession) -> None: ...
-
-    consumer.serve()
-
-Up to ``prefetch`` messages are worked on at once; with ``prefetch=1`` they keep the queue's order. One that
-is to be tried again is held here, unacknowledged, and tried after the backoff: RabbitMQ itself knows no
-delay, and a quorum queue drops what was given back too often. Only after ``HOLD_SECONDS`` is it given back,
-so that another consumer may have it. What is refused goes to the queue's dead-letter exchange, if it has one;
-else it is gone.
+A message to be retried is held here, unacknowledged: RabbitMQ has no delay, and a quorum queue drops a
+message that is returned too often. After ``HOLD_SECONDS`` another consumer can have it.
 """
 
 from __future__ import annotations
@@ -42,16 +32,16 @@ log = logging.getLogger("relaybox.consumer")
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
 HOLD_SECONDS = 900.0
-"""Half of what RabbitMQ allows by default before it closes the channel of a consumer that says nothing."""
+"""Half of RabbitMQ's default ``consumer_timeout``, after which it closes the channel."""
 _LOST = (aio_pika.exceptions.AMQPError, aio_pika.exceptions.ChannelInvalidStateError, OSError)
-"""What an acknowledgement raises where the channel or its connection is gone."""
+"""What an acknowledgement raises if the channel or its connection is gone."""
 
 
 class RabbitmqConsumer(Loop):
-    """Consumes one queue, which has to exist.
+    """Consumes one queue, which must exist; refused messages go to its dead-letter exchange, or are lost.
 
-    ``url`` may be ``env:NAME`` or ``file:PATH``. A handler has ``timeout`` to return. The rest is
-    ``Consumer``'s; its name is the queue's.
+    ``url`` may be ``env:NAME`` or ``file:PATH``. ``prefetch=1`` keeps the queue's order. ``consumer``
+    defaults to the inbox's, then ``queue``.
     """
 
     def __init__(
@@ -78,7 +68,7 @@ class RabbitmqConsumer(Loop):
         try:
             await self._consume_from(connection, work)
         finally:
-            # While the connection is there, so that what is finished now can be acknowledged.
+            # Before the connection closes, so that finished messages can be acknowledged.
             await work.end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
@@ -139,7 +129,7 @@ class RabbitmqConsumer(Loop):
 
 
 async def _lost(channel: AbstractChannel) -> asyncio.Future[str]:
-    """Return a future of the reason why nothing more will come: channel closed, or queue deleted."""
+    """Return a future of the reason why no more messages will come: channel closed, or queue deleted."""
     lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def tell(reason: str) -> None:

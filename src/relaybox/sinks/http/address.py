@@ -1,10 +1,8 @@
-"""Which addresses a sink may connect to: public ones, and those its destination allows.
+"""Decide which addresses a sink may connect to: public ones, and those its destination allows.
 
-Whoever may write a URL into the configuration, or answer a DNS query, could otherwise have the relay talk to
-the metadata service of its cloud or to a database beside it. So every address is checked, a literal one and
-each that a name resolves to, and the connection goes to the very address that was checked.
-
-An IPv6 address that only wraps an IPv4 address is judged by what it wraps.
+Otherwise anyone who can write a URL or answer a DNS query could reach a cloud's metadata service or a
+database. Every address is checked, also each that a name resolves to, and the connection goes to exactly that
+address. An IPv6 address that wraps an IPv4 address is judged by the wrapped one.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from relaybox.core.outcome import Unavailable
 
 Address: TypeAlias = IPv4Address | IPv6Address
 Lookup: TypeAlias = Callable[[str, int], Awaitable[Iterable[tuple[Any, ...]]]]
-"""What ``loop.getaddrinfo`` gives for a name and a port."""
+"""Returns what ``loop.getaddrinfo`` returns for a name and a port."""
 
 _IPV4 = {
     IPv4Network(network): what
@@ -64,7 +62,7 @@ _IPV6 = {
 }
 _PUBLIC_IPV6 = IPv6Network("2000::/3")
 
-# Where the wrapped IPv4 address ends, counted in bits from the right.
+# The position of the wrapped IPv4 address, in bits from the right.
 _WRAPPERS = {
     IPv6Network("::ffff:0:0/96"): 0,
     IPv6Network("::ffff:0:0:0/96"): 0,
@@ -79,7 +77,7 @@ _NUMBER = re.compile(r"(?:[0-9]+|0x[0-9a-f]*)\.?", re.ASCII)
 
 
 class Guard:
-    """Says which addresses a destination may not be sent to."""
+    """Checks the addresses that a destination may connect to."""
 
     def __init__(self, destination: str, allow: Iterable[str]) -> None:
         self._destination = destination
@@ -87,10 +85,7 @@ class Guard:
         self._passed: str | None = None
 
     def check_host(self, host: str) -> None:
-        """Refuse the host of a URL if it is an address that is not allowed, or neither address nor name.
-
-        What is left is a name, which every library takes for one, so that it goes through the resolver.
-        """
+        """Raise ``Unavailable`` if a host is a forbidden address, or not a plain name to every library."""
         if host == self._passed:
             return
         try:
@@ -102,7 +97,7 @@ class Guard:
         self._passed = host
 
     def check(self, address: Address, host: str) -> None:
-        """Refuse an address of ``host`` unless it is public or allowed."""
+        """Raise ``Unavailable`` unless an address of ``host`` is public or allowed."""
         what = self.objection(address)
         if what is None:
             return
@@ -111,7 +106,7 @@ class Guard:
         raise Unavailable(f"{seen} {what}; {fix}")
 
     def objection(self, address: Address) -> str | None:
-        """What speaks against this address; None where nothing does."""
+        """Return why this address is not allowed, or None if it is."""
         if self._allowed(address):
             return None
         if isinstance(address, IPv4Address):
@@ -129,12 +124,12 @@ class Guard:
         if len(host) > 254 or not _NAME.fullmatch(host):
             raise Unavailable(f"{shown(host)} is neither a name nor an address; correct the sink's URL")
         if _NUMBER.fullmatch(host.removesuffix(".").rpartition(".")[2]):
-            # 127.1, 0x7f.1 and 2130706433 are addresses to some and names to others.
+            # Some libraries read 127.1, 0x7f.1 and 2130706433 as addresses, others as names.
             raise Unavailable(f"{shown(host)} is an unusual way to write an address; write it as 192.0.2.1")
 
 
 class Resolver(AbstractResolver):
-    """Resolves names, and refuses those of which any address is not allowed."""
+    """Resolves names, and refuses a name if any of its addresses is not allowed."""
 
     def __init__(self, guard: Guard, lookup: Lookup | None = None) -> None:
         self._guard = guard
@@ -143,7 +138,7 @@ class Resolver(AbstractResolver):
     async def resolve(
         self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
     ) -> list[ResolveResult]:
-        """The addresses of ``host``; raises ``Unavailable`` where one of them is not allowed."""
+        """Return the addresses of ``host``; raise ``Unavailable`` if one of them is not allowed."""
         results: list[ResolveResult] = []
         flags = socket.AI_NUMERICHOST | socket.AI_NUMERICSERV
         for found_family, _, proto, _, sockaddr in await self._lookup(host, port):
@@ -158,17 +153,17 @@ class Resolver(AbstractResolver):
         return results
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
 
 def shown(host: str) -> str:
-    """A host for a message: no control characters, not endless."""
+    """Return a host for a message, without control characters and cut to 80 characters."""
     text = "".join(character if character.isprintable() else "?" for character in host)
     return text if len(text) <= 80 else f"{text[:79]}…"
 
 
 def _wrapped(address: IPv6Address) -> Iterator[IPv4Address]:
-    """The IPv4 addresses that packets to this one go to in the end."""
+    """Yield the IPv4 addresses that packets to this address end up at."""
     value = int(address)
     for network, shift in _WRAPPERS.items():
         if address in network:

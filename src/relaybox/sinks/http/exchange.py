@@ -1,10 +1,8 @@
-"""One kind of POST and its answer, over connections that aiohttp opens, keeps and reads from.
+"""Post requests over connections that aiohttp opens, pools and reads from.
 
-``aiohttp.ClientSession`` prepares for any request: redirects, cookies, proxies, compression, uploads, timers,
-tracing. For a request that is always the same that is most of its cost. What is used here are the parts below
-it: the connector with its pool, resolver and TLS, and the protocol of a connection with its parser. They are
-not documented and were tried with aiohttp 3.14.5; tests/unit/test_private_attributes.py says what to do when
-they change.
+``aiohttp.ClientSession`` spends most of its time on features that these requests never use. This module uses
+the connector and the protocol below it. They are not documented and were tested with aiohttp 3.14.5; see
+tests/unit/test_private_attributes.py if they change.
 """
 
 from __future__ import annotations
@@ -18,43 +16,37 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
 from yarl import URL
 
-# Many servers close an idle connection after 5 s, and a request sent in that moment is lost.
+# Many servers close an idle connection after 5 s; a request sent at that moment is lost.
 _KEEPALIVE = 4.0
 _UNLIMITED = ClientTimeout(total=None, sock_connect=None)
-# To copy more than this costs more than a second write.
+# Copying a larger body costs more than a second write.
 _SHORT = 65_536
 
 
 class Exchange:
-    """Posts to one URL over no more than ``limit`` connections at once, on one event loop.
-
-    Limits of time are the caller's, who closes the connection wherever something goes wrong.
-    """
+    """Posts to one URL in one event loop; the caller limits the time and closes connections after errors."""
 
     def __init__(self, url: URL, resolver: AbstractResolver, *, limit: int) -> None:
         self._connector = TCPConnector(limit=limit, keepalive_timeout=_KEEPALIVE, resolver=resolver)
-        # All go to the same place: one request, never sent, stands for them where a connection is asked for.
+        # The connector needs a request to know where to connect. This one is never sent.
         self._place = ClientRequest("POST", url, loop=asyncio.get_running_loop())
         host = self._place.headers["Host"]
         self._opening = f"POST {url.raw_path_qs} HTTP/1.1\r\nHost: {host}\r\n".encode()
 
     async def connect(self) -> Connection:
-        """A connection for one request: a kept one, else a new one."""
+        """Return a connection for one request, from the pool if possible."""
         return await self._connector.connect(self._place, [], _UNLIMITED)
 
     async def ask(
         self, connection: Connection, headers: bytes, body: bytes
     ) -> tuple[RawResponseMessage, StreamReader]:
-        """Send a request; its answer as far as the headers, and the stream of the rest.
-
-        ``headers`` are whole lines, with the empty one that ends them.
-        """
+        """Send a request (``headers`` end with an empty line); return the head and body of its answer."""
         protocol, transport = connection.protocol, connection.transport
         if protocol is None or transport is None or transport.is_closing() or protocol.should_close:
-            # Closed; or something came already, which cannot be the answer.
+            # The connection is closed, or holds data that cannot be the answer to this request.
             raise ServerDisconnectedError
         protocol.set_response_params(read_until_eof=True, auto_decompress=False)
-        # Nobody waits until it is sent: an answer may come before that.
+        # Do not wait until it is sent: an answer may come earlier.
         if len(body) > _SHORT:
             transport.write(self._opening + headers)
             transport.write(body)
@@ -66,12 +58,12 @@ class Exchange:
                 return message, content
 
     async def close(self) -> None:
-        """Give up the connections, also those in use."""
+        """Close all connections, including those in use."""
         await self._connector.close()
 
 
 def release(connection: Connection) -> None:
-    """Keep it for the next request, unless something of this one or of its answer is still on the way."""
+    """Return it to the pool, or close it if part of the request is not sent yet."""
     transport = connection.transport
     if transport is not None and transport.get_write_buffer_size():
         connection.close()

@@ -1,10 +1,8 @@
-"""Webhooks: each delivery is a signed POST.
+"""Send webhooks: each delivery is a signed POST to a receiver that is not trusted.
 
-A receiver is not trusted: it is connected to only at an address that ``sinks.http.address`` lets pass,
-has ``timeout`` for everything from the first DNS query to the last byte of its answer, and of that answer no
-more than a little is read. Redirects are not followed, cookies not kept, proxies of the environment not used.
-
-The status decides, also where the rest of the answer never comes: a receiver that said 200 has the event.
+Only addresses that ``sinks.http.address`` allows are used. ``timeout`` covers everything from the DNS query
+to the last byte, and only the beginning of an answer is read. Redirects, cookies and proxies of the
+environment are not used. The status decides, even if the rest of the answer never arrives.
 """
 
 from __future__ import annotations
@@ -44,20 +42,16 @@ _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asynci
 
 
 class Credentials(NamedTuple):
-    """The secrets of a destination, as they were last read."""
+    """The secrets of a destination, as last read."""
 
     keys: tuple[Key, ...]
     headers: dict[str, str]
     texts: tuple[str, ...]
-    """All that may not appear in a message, though a receiver may echo it."""
+    """The texts that no message may show, although a receiver may echo them."""
 
 
 class HttpSink(OneByOne):
-    """Posts deliveries to the URL of a destination.
-
-    Raises ``ConfigError`` where the URL is malformed, or a secret is missing or malformed. Secrets are read
-    again after a 401, so that a new one needs no restart.
-    """
+    """Posts deliveries to a URL; secrets are read again after a 401, so a new one needs no restart."""
 
     def __init__(
         self, destination: Destination, *, lookup: Lookup | None = None, now: Callable[[], float] = time.time
@@ -77,7 +71,7 @@ class HttpSink(OneByOne):
         self._exchange: Exchange | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Post it; returns where the answer is 2xx."""
+        """Post it, and return if the answer is 2xx."""
         headers, body = self._request(delivery)
         answer: Answered | None = None
         try:
@@ -97,14 +91,14 @@ class HttpSink(OneByOne):
         except _ERRORS as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
-            # A status that came is the answer, whatever became of the rest.
+            # Once a status arrived it is the answer, even if the rest was lost.
             if answer is None:
                 raise _explained(error, self._url, self._destination.timeout) from None
         if answer is not None and answer.status // 100 != 2:
             await self._fail(answer)
 
     async def check(self) -> None:
-        """Connect, and send nothing; raises ``Unavailable`` or ``Retry`` with the reason."""
+        """Connect without sending anything; raise ``Unavailable`` or ``Retry`` with the reason."""
         try:
             with self._deadline():
                 self._guard.check_host(self._url.raw_host or "")
@@ -115,17 +109,16 @@ class HttpSink(OneByOne):
             raise _explained(error, self._url, self._destination.timeout) from None
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         exchange, self._exchange = self._exchange, None
         if exchange is not None:
             await exchange.close()
 
     def _request(self, delivery: Delivery) -> tuple[bytes, bytes]:
-        """The headers as lines, and the body."""
         body, content_type, sent = self._pack(delivery)
         message_id, timestamp = str(delivery.event_id), int(self._now())
         credentials = self._credentials
-        # No value holds a line break: each was made here, or checked where it was taken in.
+        # No value holds a line break: each was made here, or checked when it was accepted.
         lines = (
             f"{self._own_headers}content-type: {content_type}\r\ncontent-length: {len(body)}\r\n"
             f"{ID}: {message_id}\r\n{TIMESTAMP}: {timestamp}\r\n"
@@ -143,17 +136,17 @@ class HttpSink(OneByOne):
         return self._exchange
 
     async def _fail(self, answer: Answered) -> None:
-        # Before anything is read again: what was just sent is what may be echoed.
+        # Do this before the secrets are read again: the receiver may echo those it was sent.
         reason = answer.reason(self._credentials.texts)
         if answer.status == HTTPStatus.UNAUTHORIZED:
-            # A file that is just being replaced: what was read before is the best there is.
+            # The file may be in the middle of being replaced: keep the old secrets then.
             with suppress(ConfigError):
                 self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
         raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
 
 
 class Answered:
-    """What a receiver answered: the status, and of the body what is worth showing."""
+    """The answer of a receiver: its status, and the part of the body that is worth showing."""
 
     def __init__(self, message: RawResponseMessage) -> None:
         self.status = message.code
@@ -163,7 +156,7 @@ class Answered:
         self._body = b""
 
     async def read(self, content: StreamReader) -> None:
-        """Take in the body up to a limit; a connection with more in it is not used again."""
+        """Read the body up to a limit; a connection with more data is not used again."""
         while len(self._body) < _ANSWER_LIMIT:
             chunk = await content.read(_ANSWER_LIMIT - len(self._body))
             if not chunk:
@@ -173,7 +166,7 @@ class Answered:
                 return
 
     def reason(self, secrets: Iterable[str]) -> str:
-        """``503 Service Unavailable: the beginning of the body``, without what is secret."""
+        """Return ``503 Service Unavailable: the beginning of the body``, without secrets."""
         text = self._body.decode("utf-8", "replace") if self._readable else ""
         status = clean(f"{self.status} {self._phrase}", secrets)
         if self.status // 100 == 3:
@@ -187,7 +180,7 @@ def _lines(headers: Mapping[str, str]) -> str:
 
 
 def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavailable:
-    """What a request raised, as an answer that shows neither the URL nor what is secret."""
+    """Return the answer for an exception of a request, showing neither the URL nor secrets."""
     where = f"{shown(url.raw_host or '')}:{url.port}"
     match error:
         case asyncio.CancelledError():
@@ -204,7 +197,7 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
 
 
 def not_connected(error: aiohttp.ClientError, where: str) -> Unreachable:
-    """Say why there is no connection to ``where``."""
+    """Return why connecting to ``where`` failed."""
     match error:
         case aiohttp.ClientConnectorDNSError():
             return Unreachable(f"DNS knows no address of {where}: {_cause(error)}")
@@ -214,24 +207,23 @@ def not_connected(error: aiohttp.ClientError, where: str) -> Unreachable:
 
 
 def _cause(error: BaseException) -> str:
-    """Why a connection failed, in one line."""
     inner = getattr(error, "os_error", None) or getattr(error, "certificate_error", None) or error
     text = getattr(inner, "strerror", None) or str(inner)
     number = getattr(inner, "errno", None)
     if text.startswith("Connect call failed") and number:
-        # asyncio tells which address it was, which is known, in the place of what happened.
+        # asyncio's text only repeats the address; the errno says what happened.
         text = os.strerror(number)
     return clean(text, ())
 
 
 def parse_url(destination: Destination) -> URL:
-    """The URL of the destination's sink; raises ``ConfigError``."""
+    """Return the URL of the destination's sink; raise ``ConfigError`` if it is not valid."""
     setting = f"destination {destination.name!r}: sink"
     try:
         url = URL(destination.sink)
         host, port = url.raw_host, url.port
     except ValueError:
-        # Not chained: its message shows the URL, password and all.
+        # Not chained: its message shows the URL with the password.
         raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} is not a valid URL") from None
     if not host or not port:
         raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} names no host")
@@ -241,7 +233,7 @@ def parse_url(destination: Destination) -> URL:
 
 
 def read_credentials(destination: Destination, url: URL) -> Credentials:
-    """The secrets as they are now; raises ``ConfigError`` where one is missing or malformed."""
+    """Read the secrets; raise ``ConfigError`` if one is missing or malformed."""
     signing = reveal(destination, "secret") or ""
     token = reveal(destination, "auth") or ""
     if not re.fullmatch(r"[!-~]*", token):
@@ -261,7 +253,7 @@ def _texts(signing: str, token: str, authorization: str, url: URL) -> tuple[str,
     texts = [*secrets, *(secret.partition("_")[2] for secret in secrets)]
     texts += [token, authorization.partition(" ")[2], url.password or "", url.raw_password or ""]
     texts += [url.raw_query_string, url.query_string, *url.query.values()]
-    # The longest first, so that none is left in part; the shortest would hide half of every message.
+    # Longest first, so that no part of a secret is left. Very short ones would hide half of every message.
     return tuple(sorted({text for text in texts if len(text) > 3}, key=len, reverse=True))
 
 

@@ -1,4 +1,4 @@
-"""What the status and the ``Retry-After`` of an HTTP answer mean for a delivery."""
+"""Decide what the status and the ``Retry-After`` of an HTTP answer mean for a delivery."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from http import HTTPStatus
 from relaybox.core.outcome import Gone, Reject, Retry, Throttled, Unavailable
 
 LONGEST_RETRY_AFTER = 3600.0
-"""Seconds: a receiver that asks for more is asked again after this."""
+"""Seconds; a longer ``Retry-After`` is cut to this."""
 
 _REJECT = frozenset([400, 409, 413, 415, 422])
 _UNAVAILABLE = frozenset([401, 403, 404, 407, 502, 503, 504])
 
 
 def classify(status: int, reason: str, after: float | None = None) -> Retry | Reject | Unavailable:
-    """What an answer other than 2xx means for the delivery."""
+    """Return the answer that a status other than 2xx stands for."""
     if status in _REJECT:
         return Reject(reason)
     if status == HTTPStatus.GONE:
@@ -29,7 +29,7 @@ def classify(status: int, reason: str, after: float | None = None) -> Retry | Re
 
 
 def phrase_of(status: int) -> str:
-    """``Service Unavailable`` for 503; nothing for a number that means nothing."""
+    """Return the phrase of a status, such as ``Service Unavailable`` for 503, or an empty text."""
     try:
         return HTTPStatus(status).phrase
     except ValueError:
@@ -37,7 +37,7 @@ def phrase_of(status: int) -> str:
 
 
 def retry_after(value: str | None, now: float) -> float | None:
-    """The seconds that a ``Retry-After`` asks for (a number or a date), no more than an hour."""
+    """Return the seconds that a ``Retry-After`` (a number or a date) asks for, at most an hour."""
     text = (value or "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text, re.ASCII):
         seconds = float(text)
@@ -47,6 +47,6 @@ def retry_after(value: str | None, now: float) -> float | None:
         try:
             seconds = parsedate_to_datetime(text).timestamp() - now
         except Exception:
-            # The parser's errors are of many kinds, and a date is no reason to fail.
+            # The parser raises many kinds of errors, and a bad date must not fail the delivery.
             return None
     return min(seconds, LONGEST_RETRY_AFTER) if seconds > 0 else None

@@ -1,8 +1,7 @@
-"""A producer of librdkafka, the messages in it, and what its errors mean for them.
+"""Wrap a librdkafka producer, track the messages in it, and turn its errors into answers.
 
-The library sends in threads of its own and keeps its reports until somebody asks for them. They are asked for
-from the event loop, every millisecond while messages are under way: in another thread, every single report
-would have to wait for the interpreter's lock.
+The event loop polls for delivery reports, every millisecond while messages are in progress: in another
+thread, every report would wait for the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -28,24 +27,24 @@ if TYPE_CHECKING:
 Headers: TypeAlias = dict[str, str | bytes | None]
 
 SOON, LATER, IDLE = 0.001, 0.01, 0.5
-"""Seconds between two looks: while reports come, while none comes, and while none is awaited."""
+"""Seconds between polls: while reports arrive, while none arrive, and while none are expected."""
 LIVELY = 0.05
-"""Seconds for which reports come, after one came or the first of them is awaited."""
+"""Seconds to keep polling fast after a report, or after the first message."""
 FIRST_TRIES = 0.5
-"""Seconds in which a new producer may find nobody: of a name's addresses the first may be the wrong one."""
+"""Seconds for which a new producer may fail to connect: a name's first address may be the wrong one."""
 IN_THE_MAKING = 2.0
-"""Seconds that a topic may take to be there, where the broker makes it when it is named."""
+"""Seconds that a topic may take to appear if the broker creates it on first use."""
 STALE = 2.0
-"""Seconds before a message for which it holds that there is no connection: it is said once in a while."""
+"""Extra seconds for which a lost connection counts, because librdkafka reports it only now and then."""
 LONGEST_END = 5.0
-"""Seconds that a close waits for the library's threads."""
+"""Seconds that a close waits for librdkafka's threads."""
 A_LOOK = 0.5
-"""Seconds for which the brokers are asked at a time."""
+"""Seconds that one request for metadata may take."""
 
-# The library spells its own errors, as apart from a broker's, with an underscore; they are public.
+# A leading underscore marks errors of librdkafka itself, not private names.
 TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
 OF_A_BATCH = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
-"""A broker refuses a whole batch for one message in it."""
+"""Errors for which a broker refuses a whole batch because of one message."""
 LATE = frozenset((KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE))
 MISSING = frozenset(
     (
@@ -67,7 +66,6 @@ REFUSED = frozenset(
     )
 )
 NO_CONNECTION = REFUSED | {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL}
-"""What a producer is told of a connection that could not be made, or broke."""
 IN_TROUBLE = frozenset(
     (
         *(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION),
@@ -78,11 +76,11 @@ IN_TROUBLE = frozenset(
 )
 
 _inherited: list[Producer | None] = []
-"""Of processes that forked this one: their threads are not here, and to end them would wait for these."""
+"""Producers of a parent process. Freeing one would wait forever for threads that do not exist here."""
 
 
 class _Debug:
-    """The logger of the library, which tells as an error what is an answer's reason anyway."""
+    """The logger of librdkafka; its errors are logged as debug, because answers carry the same reasons."""
 
     _log = logging.getLogger("relaybox.kafka")
 
@@ -91,7 +89,7 @@ class _Debug:
 
 
 class KafkaProducer:
-    """One producer, in one event loop of one process; when it is ``broken``, make another."""
+    """One producer, in one event loop of one process; make another when it is ``broken``."""
 
     def __init__(self, address: Address, configuration: Mapping[str, Any], timeout: float) -> None:
         self.broken: Retry | Unavailable | None = None
@@ -119,11 +117,11 @@ class KafkaProducer:
 
     @property
     def usable(self) -> bool:
-        """Whether messages may be handed to it here and now."""
+        """True if messages can be handed to it from this process and event loop."""
         return self.broken is None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     def produce(self, sent: Sent, topic: str, value: bytes, key: str | None, headers: Headers) -> None:
-        """Hand over a message; raises what the producer raises, and then it is not under way."""
+        """Hand over a message; if this raises, the message is not in progress."""
         if self._producer is None:
             raise self.broken or Retry("the sink is closed")
         sent.producer, sent.end = self, self._loop.time() + self._timeout
@@ -139,7 +137,7 @@ class KafkaProducer:
         self._under_way[sent] = None
 
     async def ask(self, topic: str | None) -> None:
-        """Reach the brokers, and find the topic if one is named; raises ``Unavailable``."""
+        """Reach the brokers, and find the topic if one is given; raise ``Unavailable``."""
         began = self._loop.time()
         while self._producer is not None:
             asking = asyncio.to_thread(_list_topics, self._producer, topic, min(A_LOOK, self._timeout))
@@ -155,18 +153,18 @@ class KafkaProducer:
                 return
             if self._loop.time() >= began + min(IN_THE_MAKING, self._timeout / 2):
                 raise classify(missing, topic, self._address)
-            # It may be in the making.
+            # The broker may still be creating it.
             await asyncio.sleep(A_LOOK / 5)
         raise self.broken or Unavailable("the sink is closed")
 
     async def close(self) -> None:
-        """Give up everything, and wait for the library's threads, though not for long."""
+        """Give up everything, and wait a few seconds for librdkafka's threads."""
         self.give_up(Retry(f"the delivery to {self._where} was given up: the sink is closed"))
         if self._ending is not None:
             await asyncio.to_thread(self._ending.join, LONGEST_END)
 
     def give_up(self, answer: Retry | Unavailable) -> None:
-        """Do without this producer from now on: all that is in it is answered so."""
+        """Stop using this producer, and answer all its messages with ``answer``."""
         if self.broken is not None:
             return
         self.broken = answer
@@ -176,7 +174,7 @@ class KafkaProducer:
         if self._pid != os.getpid():
             _inherited.append(producer)
             return
-        # It may wait for a lookup of a name. Whatever the thread is handed, it is the last to hold.
+        # Ending may block on a DNS lookup, so a thread does it. That thread must hold the last reference.
         self._ending = threading.Thread(target=_end, args=[producer], name="relaybox-kafka", daemon=True)
         del producer
         self._ending.start()
@@ -188,7 +186,7 @@ class KafkaProducer:
         self._timer = self._loop.call_later(seconds, self._look)
 
     def _look(self) -> None:
-        """Take in what was reported, and draw the conclusions."""
+        """Poll for delivery reports, record answers, and give up a producer that cannot continue."""
         if self._producer is None:
             return
         waiting = IDLE
@@ -210,9 +208,9 @@ class KafkaProducer:
                 self._look_in(waiting)
 
     def _take_in(self, reports: list[tuple[Sent, KafkaError | None]]) -> bool:
-        """Answer what was reported; whether something was too late."""
+        """Record the answers of reports; return True if a message timed out."""
         late = False
-        # What was reported before the connection was lost says nothing of it.
+        # Reports from before the connection was lost do not show that it is back.
         said_before, self._said_before = self._said_before, 0
         if any(error is None for _, error in reports[said_before:]):
             self._down_at = self._lost_at = -math.inf
@@ -233,7 +231,7 @@ class KafkaProducer:
         return late
 
     def _expire(self) -> bool:
-        """Answer what was not reported in time; whether there was any."""
+        """Answer messages without a report in time; return True if any was late."""
         now, late = self._loop.time(), []
         for sent in self._under_way:
             if sent.end > now:
@@ -245,15 +243,10 @@ class KafkaProducer:
         return bool(late)
 
     def _down(self) -> bool:
-        """Whether no broker is there: a connection was lost or refused, and nothing has arrived since.
-
-        What was said in the life of a message counts, or shortly before. The library does not say the same
-        again for a while, and that all of its brokers are down only where it has tried them all.
-        """
+        """True if a connection was lost or refused lately (see ``STALE``), and nothing arrived since."""
         return self._loop.time() < self._lost_at + self._timeout + STALE
 
     def _notice(self, error: KafkaError) -> None:
-        """Called by the producer while it is asked for reports."""
         if is_fatal(error):
             self._fatal = error
         elif error.code() == KafkaError._ALL_BROKERS_DOWN:
@@ -293,17 +286,17 @@ def _end(producer: Producer) -> None:
 
 
 def is_fatal(error: KafkaError) -> bool:
-    """Whether the producer is of no use any more."""
+    """True if the producer can no longer be used."""
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
 def text_of(error: KafkaError, address: Address) -> str:
-    """What the library says, as one line without secrets."""
+    """Return librdkafka's text as one line without secrets."""
     return clean(error.str(), address.secrets) or str(error.name())
 
 
 def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject | Unavailable:
-    """The answer to a delivery that failed so, all by itself."""
+    """Return the answer to a delivery that failed with this error."""
     code, why = error.code(), f"topic {topic!r}: {text_of(error, address)}"
     if code in TOO_LARGE:
         return Reject(f"{why}: the message is over max.message.bytes of the topic, or of the broker")

@@ -1,12 +1,8 @@
-"""Kafka: each delivery is a message, and the broker's report is the answer.
+"""Produce to Kafka: each delivery is a message, and the broker's delivery report is its answer.
 
-``kafka://host:9092,host:9092/{aggregate_type}-events``: the path is the topic, made of the event's fields.
-
-The producer is idempotent and waits for all replicas in sync. What a send holds is handed to it at once, so
-that its batches fill, but of one ordering key only one message is in it at a time: the library goes on with
-the next message when one has failed, and that would then overtake the one that is tried again.
-
-``concurrency`` counts sends, not messages.
+The producer is idempotent and waits for all in-sync replicas. A send hands over its messages at once to fill
+batches, but only one of each ordering key. After a failed message librdkafka sends the next, and a retry
+would arrive too late. ``concurrency`` counts sends, not messages.
 """
 
 from __future__ import annotations
@@ -42,23 +38,22 @@ from relaybox.sinks.sink import (
 
 PORT = 9092
 LARGEST_MESSAGE = 1_048_588
-"""Bytes: what a broker takes unless it is told otherwise."""
+"""Bytes; a broker's default limit."""
 BATCH_BYTES = 262_144
 SMALLEST, LARGEST = 1000, 1_000_000_000
 LINGER = 0.001
 LONGEST_LINGER = 60.0
 LONGEST_TIMEOUT = 2**31 - 1
-"""Milliseconds that librdkafka can count."""
+"""Milliseconds; the most that librdkafka accepts."""
 QUEUE = 100_000
-"""Messages in the producer, after which a send waits."""
+"""The number of messages in the producer after which a send waits."""
 REFRESH = 5.0
-"""Seconds after which the producer looks again for a topic that was missing."""
+"""Seconds after which the producer looks again for a missing topic."""
 DEFAULT_TOPIC = "{aggregate_type}-events"
 FULL = 0.005
-"""Seconds after which a message is handed over again that found the producer full."""
+"""Seconds after which a message is handed over again if the producer was full."""
 
 REMEMBERED = 10_000
-"""Topics, so that they are not made anew for every message."""
 
 ALLOWED = "a topic of Kafka has 1 to 249 letters, digits, '.', '_' or '-'"
 _TOPIC = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]{1,249}", re.ASCII)
@@ -102,7 +97,7 @@ OPTIONS: dict[str, Parse[Any]] = {
 
 
 class KafkaSettings:
-    """The address, and how a producer is to be made; raises ``ConfigError`` where they do not fit."""
+    """The address and the producer's configuration; raises ``ConfigError`` if settings conflict."""
 
     def __init__(self, destination: Destination) -> None:
         self.address = parse_address(destination, PORT, OPTIONS)
@@ -130,14 +125,14 @@ class KafkaSettings:
         }
 
     def _times(self, timeout: float) -> dict[str, Any]:
-        """The producer is to give up before the sink does: it knows what became of a message."""
+        """Return time limits that make the producer give up before the sink: it knows a message's fate."""
         linger = self._options.get("linger", LINGER) * 1000
         before = round((timeout - min(1.0, timeout / 4)) * 1000)
         message = min(max(before, int(linger) + 1), LONGEST_TIMEOUT)
         return {
             "linger.ms": linger,
             "message.timeout.ms": message,
-            # A topic that a broker makes when it is first named is not there at once.
+            # A topic that the broker creates on first use takes a moment.
             "topic.metadata.propagation.max.ms": min(message // 2, 5000),
             "socket.connection.setup.timeout.ms": min(max(message, 1000), 30_000),
         }
@@ -180,7 +175,7 @@ class KafkaSettings:
 
 
 class KafkaSink(Limited):
-    """Produces to the brokers that the URL names. Raises ``ConfigError`` where a setting is wrong."""
+    """Produces to the brokers that the URL names; raises ``ConfigError`` if a setting is wrong."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency)
@@ -198,7 +193,7 @@ class KafkaSink(Limited):
         self._producers: dict[bool, KafkaProducer] = {}
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
-        """One answer for each delivery, in the same order."""
+        """Return one answer for each delivery, in the same order."""
         run = Run(deliveries, progress, self._settings.address)
         async with self._places:
             try:
@@ -210,24 +205,23 @@ class KafkaSink(Limited):
         return run.answers
 
     async def check(self) -> None:
-        """Reach the brokers, and the topic where every event has the same; raises ``Unavailable``."""
+        """Reach the brokers, and find the topic if it is fixed; raise ``Unavailable``."""
         await self._producer(alone=False).ask(self._fixed)
 
     async def close(self) -> None:
-        """Give up the producer and whatever is in it."""
+        """Close the producers and drop what is in them."""
         producers, self._producers = self._producers, {}
         for producer in producers.values():
             await producer.close()
 
     async def _hand_over(self, run: Run) -> None:
-        """All that is ready."""
         while run.ready:
             full = not self._stretch(run)
             if run.ready:
                 await asyncio.sleep(FULL if full else 0)
 
     def _stretch(self, run: Run) -> bool:
-        """So many that others do not wait for long; false: the producer is full."""
+        """Hand over a few messages, so that the loop is not blocked; return False if the producer is full."""
         producer: KafkaProducer | None = None
         for _ in range(min(len(run.ready), AT_A_STRETCH)):
             at = run.ready.popleft()
@@ -246,7 +240,7 @@ class KafkaSink(Limited):
         return True
 
     def _produce(self, run: Run, at: int, producer: KafkaProducer) -> bool:
-        """Hand over one message, or raise an answer; false: the producer is full."""
+        """Hand over one message, or raise an answer; return False if the producer is full."""
         delivery, alone = run.deliveries[at], at in run.alone
         message = self._message(delivery)
         topic, key = self._topic_of(delivery), self._key(delivery)
@@ -264,7 +258,7 @@ class KafkaSink(Limited):
         return True
 
     def _producer(self, *, alone: bool) -> KafkaProducer:
-        """The producer, or a second one whose batches are of one message each."""
+        """Return the producer, or if ``alone`` the second one, which puts each message into its own batch."""
         producer = self._producers.get(alone)
         if producer is None or not producer.usable:
             if producer is not None:
@@ -290,7 +284,6 @@ class KafkaSink(Limited):
         return topic
 
     def _refused(self, error: KafkaError, topic: str) -> Retry | Reject | Unavailable:
-        """What the producer itself refused."""
         if error.code() in TOO_LARGE:
             limit = f"max_message = {self._settings.max_message} bytes"
             return Reject(f"the message is over {limit}; raise it, and the broker's limit with it")
@@ -298,8 +291,8 @@ class KafkaSink(Limited):
 
 
 def _headers(message: Message) -> Headers:
-    """Of a text, and of a name, the client takes no more than what stands before a NUL."""
-    # The client does not survive a name that is no UTF-8.
+    """Return the headers; a text with a NUL becomes bytes, because the client cuts texts at a NUL."""
+    # The client crashes on a name that is not valid UTF-8; ``encode`` raises on such a name.
     if b"\0" in "".join(message.headers).encode():
         raise ValueError("the name of a header holds a NUL")
     headers: Headers = {**message.headers}
@@ -310,7 +303,7 @@ def _headers(message: Message) -> Headers:
 
 
 class Run:
-    """What one send holds: what may be handed over, what is under way, and the answers."""
+    """The state of one send: messages that are ready, the number in progress, and the answers."""
 
     def __init__(self, deliveries: Sequence[Delivery], progress: Progress, address: Address) -> None:
         self.deliveries = deliveries
@@ -325,26 +318,26 @@ class Run:
         self._changed = asyncio.Event()
 
     async def change(self) -> None:
-        """Until something may be handed over, or nothing is under way."""
+        """Wait until a message is ready, or none is in progress."""
         self._changed.clear()
         if self.under_way and not self.ready:
             await self._changed.wait()
 
     def answer(self, at: int, answer: Answer) -> None:
-        """It became so; with a delivery that arrived, the next of its key may go."""
+        """Record an answer; if the delivery arrived, the next of its key is ready."""
         self.answers[at] = answer
         self.progress.report(self.deliveries[at], answer)
         if answer is DELIVERED and at in self._following:
             self.ready.append(self._following[at])
 
     def landed(self, at: int, answer: Answer) -> None:
-        """What was under way became so."""
+        """Record the answer of a message in progress."""
         if not self.over:
             self._ended()
             self.answer(at, answer)
 
     def once_more(self, at: int) -> None:
-        """Its batch was refused: hand it over again, in a batch of its own."""
+        """Hand it over again in a batch of its own, because its batch was refused."""
         if not self.over:
             self.alone.add(at)
             self.ready.append(at)
@@ -352,12 +345,12 @@ class Run:
 
     def _ended(self) -> None:
         self.under_way -= 1
-        # Wakes the send when the loop goes on: by then all reports of this moment are in.
+        # The send wakes in the next turn of the loop, when all reports of this moment are in.
         self._changed.set()
 
 
 class Sent:
-    """A message on its way; the producer calls it with what became of it."""
+    """A message in progress; the producer calls it with the delivery report."""
 
     __slots__ = ("_alone", "_at", "_run", "_topic", "end", "producer")
 
@@ -371,16 +364,16 @@ class Sent:
         self._alone = alone
 
     def __call__(self, error: KafkaError | None, message: object) -> None:
-        """Called by the producer."""
+        """Queue the delivery report."""
         self.producer.reports.append((self, error))
 
     def refused(self, error: KafkaError) -> None:
-        """It did not get there."""
+        """Retry alone if the whole batch was refused for it, else record the answer."""
         if error.code() in OF_A_BATCH and not self._alone:
             self._run.once_more(self._at)
         else:
             self._run.landed(self._at, classify(error, self._topic, self._run.address))
 
     def landed(self, answer: Answer) -> None:
-        """The broker has it, or nobody knows whether it got there."""
+        """Record the answer of a message that arrived, or of one with an unknown fate."""
         self._run.landed(self._at, answer)

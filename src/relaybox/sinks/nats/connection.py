@@ -1,9 +1,8 @@
-"""One connection of nats-py's client, used until it breaks.
+"""Keep one connection of nats-py until it breaks, without the client's own reconnecting.
 
-The client is kept from reconnecting by itself. While it does, it buffers what is published and sends it
-later, when the relay has long been told that it was not delivered; and whoever waits for an answer that was
-lost with the old connection waits until its time is over. Here a connection that broke says so to everybody
-who waits on it, drops what it had not sent, and is replaced by a new one.
+While it reconnects, the client buffers messages, and sends them after the relay recorded them as failed. A
+caller whose answer was lost would wait until its timeout. Here a broken connection fails all callers that
+wait on it and drops what it had not sent; the sink then opens a new one.
 """
 
 from __future__ import annotations
@@ -20,13 +19,13 @@ from nats.aio.client import Client
 from nats.aio.msg import Msg
 
 PING_SECONDS = 10
-"""After three of these without an answer, a connection is given up."""
+"""Seconds between pings; a connection is given up after three without an answer."""
 
 _REFUSED_SUBJECT = re.compile(r'permissions violation for publish to "([^"]*)', re.IGNORECASE)
 
 
 class Broken(Exception):
-    """The connection broke; whether the server has what was sent on it is not known."""
+    """The connection broke; it is unknown whether the server has what was sent on it."""
 
 
 class Refused(Exception):
@@ -47,12 +46,12 @@ class Connection:
 
     @property
     def broken(self) -> bool:
-        """Whether it is of no more use."""
-        # A client that gives a connection up may wait for ever until what it has written is gone.
+        """True if it can no longer be used."""
+        # The client may wait forever for its writes while it closes a connection, so its state is not enough.
         return self._ended or not self.client.is_connected
 
     async def open(self, settings: Mapping[str, Any], *, encrypted: bool) -> None:
-        """Connect, and listen for acknowledgements; raises what kept it from connecting."""
+        """Connect and listen for acknowledgements; raise the reason if that fails."""
         try:
             await self.client.connect(
                 **settings,
@@ -61,7 +60,7 @@ class Connection:
                 max_reconnect_attempts=1,
                 reconnect_time_wait=0,
                 ping_interval=PING_SECONDS,
-                # Without a buffer a publish never waits: the client swallows a cancellation while it does.
+                # Without a buffer a publish never waits. While it waits, the client swallows a cancellation.
                 pending_size=0,
             )
             writer = _writer(self.client)
@@ -79,7 +78,7 @@ class Connection:
         self._watcher = asyncio.create_task(self._watch(writer))
 
     async def publish(self, subject: str, body: bytes, headers: dict[str, str]) -> Msg:
-        """What came back for a message; raises ``Broken`` or ``Refused`` where nothing will."""
+        """Publish a message and return the reply; raise ``Broken`` or ``Refused`` if there will be none."""
         if self.broken:
             raise self._loss()
         token = str(next(self._tokens))
@@ -94,11 +93,10 @@ class Connection:
             self._waiting.pop(token, None)
 
     async def close(self) -> None:
-        """Give it up at once, whatever was not sent yet."""
+        """Close it at once and drop what was not sent yet."""
         self._break()
-        # One that is not connected has no tasks to end, and might wait for a handshake that failed.
+        # If it is not connected, there are no tasks to end, and close() may wait for a failed handshake.
         if self.client.is_connected:
-            # What the client has to say about a connection that is gone is of no interest.
             with suppress(Exception):
                 await self.client.close()
         if self._watcher is not None:
@@ -110,11 +108,11 @@ class Connection:
             waiting[1].set_result(message)
 
     async def _failed(self, error: Exception) -> None:
-        """The client's word about an error that no call of ours raises."""
+        """Handle an error that the client reports by callback only."""
         if isinstance(error, nats.errors.SlowConsumerError):
             return
         if refused := _REFUSED_SUBJECT.search(str(error)):
-            # The client tells of errors in lower case.
+            # The client reports errors in lower case.
             self._fail(Refused(str(error)), refused[1].lower())
             return
         self._reason = error
@@ -122,7 +120,7 @@ class Connection:
             self._break()
 
     async def _watch(self, writer: asyncio.StreamWriter) -> None:
-        """Notice the end of the connection, which the client tells only some of the time."""
+        """Notice the end of the connection, which the client does not always report."""
         with suppress(Exception):
             await writer.wait_closed()
         self._break()
@@ -144,16 +142,15 @@ class Connection:
                 answer.set_exception(error)
 
 
-# Private attributes of nats-py, tried with 2.16.0. tests/unit/test_private_attributes.py says what to do when
-# they change.
+# Private attributes of nats-py, tested with 2.16.0; see tests/unit/test_private_attributes.py.
 
 
 def _drop_unsent(client: Client) -> None:
-    """Empty the client's buffer: it would send what is in it before it closes, and wait for that."""
+    """Empty the client's buffer: on closing it would send the buffer and wait for that."""
     client._pending, client._pending_data_size = [], 0
 
 
 def _writer(client: Client) -> asyncio.StreamWriter:
-    """Return the stream: nothing else ends a silent connection, or tells whether it is encrypted."""
+    """Return the stream: only it can abort a silent connection, or show whether it is encrypted."""
     writer: asyncio.StreamWriter = client._transport._io_writer  # type: ignore[union-attr]
     return writer

@@ -1,7 +1,4 @@
-"""NATS JetStream: each delivery is a message that a stream acknowledges.
-
-``Nats-Msg-Id`` is the event's id, so that a stream drops what reaches it twice within its duplicate window.
-"""
+"""Publish to NATS JetStream; ``Nats-Msg-Id`` is the event's id, by which a stream drops duplicates."""
 
 from __future__ import annotations
 
@@ -41,9 +38,9 @@ from relaybox.wire.tracing import NAMES
 PORT = 4222
 DEFAULT_SUBJECT = "{aggregate_type}.{event_type}"
 LONGEST_SUBJECT = 3_000
-"""Bytes: a server ends a connection with a line of more than 4,096, and the subject is not all of it."""
+"""Bytes; a server closes a connection after a line over 4,096 bytes, and the subject is part of it."""
 LOOK_SECONDS = 2.0
-"""How long a stream may take to show what it has: it says nothing to those who may not look."""
+"""Seconds to wait for a stored message: a server does not answer a client that may not read it."""
 
 OPTIONS = {"stream": text, "tls": flag, "tls_first": flag, "creds": text, **TLS_OPTIONS}
 _SIZE_EXCEEDED, _HEADER_EXCEEDED, _EXPECTED_STREAM = 10054, 10097, 10060
@@ -53,15 +50,12 @@ _OURS = frozenset(("event-id", "event-type", "aggregate-type", "aggregate-id", *
 
 
 class NatsSink(OneByOne):
-    """Publishes deliveries to JetStream and waits for the stream's acknowledgement.
-
-    Raises ``ConfigError`` where the URL or an option is wrong, or a file that it names cannot be read.
-    """
+    """Publishes to JetStream; raises ``ConfigError`` if the URL, an option or a file is wrong."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency)
         address = parse_address(destination, PORT, OPTIONS)
-        # A name without a password is a token, and as secret as one.
+        # A user without a password is a token, and therefore a secret.
         self._address = address._replace(password=address.password or address.user)
         self._where = address.where
         self._written = address.path or DEFAULT_SUBJECT
@@ -70,7 +64,6 @@ class NatsSink(OneByOne):
             fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
             raise ConfigError(f"destination {destination.name!r}: the subject {self._written!r}: {fix}")
         self._last_subject: str | None = None
-        """One that was found good."""
         self._stream: str | None = address.options.get("stream")
         self._messages = Messages(destination)
         self._timeout = destination.timeout
@@ -80,7 +73,7 @@ class NatsSink(OneByOne):
         self._opening: asyncio.Task[Connection] | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Publish it; returns where a stream has it, for the first time or already."""
+        """Publish it, and return once a stream has it, now or from an earlier attempt."""
         subject = self._subject_of(delivery)
         message = self._messages(delivery)
         headers = self._headers(delivery, message)
@@ -104,7 +97,7 @@ class NatsSink(OneByOne):
             raise self._explained(error) from None
 
     async def check(self) -> None:
-        """Reach the server and see that there is a stream; raises ``Unavailable`` with the reason."""
+        """Reach the server and find the stream; raise ``Unavailable`` with the reason."""
         try:
             async with asyncio.timeout(self._timeout):
                 await self._check_stream(await self._connected())
@@ -114,7 +107,7 @@ class NatsSink(OneByOne):
             raise self._explained(error) from None
 
     async def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
@@ -127,13 +120,13 @@ class NatsSink(OneByOne):
             return self._connection
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
-            # Whoever waited may be gone when it fails.
+            # Read the exception, because the delivery that waited may be gone: asyncio would log it.
             self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
         return await asyncio.shield(self._opening)
 
     async def _open(self) -> Connection:
         try:
-            # The old one goes first: what it held must not be sent beside the new one.
+            # Close the old one first: its unsent messages must not be sent beside the new one.
             old, self._connection = self._connection, None
             if old is not None:
                 await old.close()
@@ -176,7 +169,7 @@ class NatsSink(OneByOne):
     async def _publish(
         self, connection: Connection, subject: str, body: bytes, headers: dict[str, str]
     ) -> _Ack:
-        """The word of a stream that it has the message, since now or already."""
+        """Publish, and return the stream's acknowledgement that it has the message, now or already."""
         answer = await connection.publish(subject, body, headers)
         if not answer.data and answer.headers:
             fix = "create a stream that has it among its subjects"
@@ -192,12 +185,12 @@ class NatsSink(OneByOne):
         return ack
 
     async def _is_elsewhere(self, connection: Connection, ack: _Ack, subject: str) -> bool:
-        """Whether a duplicate is one of what another destination put into the stream under its subject."""
+        """True if the duplicate is another destination's message, under another subject of this stream."""
         manager = connection.client.jsm(timeout=min(LOOK_SECONDS, self._timeout / 2))
         try:
             return (await manager.get_msg(ack.stream, ack.seq)).subject != subject
         except Exception:
-            # Not everybody may look, and what was consumed may be gone: the stream's word is all there is.
+            # The client may lack permission, or the message is consumed and gone: trust the stream then.
             return False
 
     async def _refused(
@@ -230,7 +223,6 @@ class NatsSink(OneByOne):
             raise Unavailable(f"JetStream is not enabled on {self._where}") from None
 
     def _explained(self, error: Exception) -> Unavailable:
-        """Why there is no connection, or no more."""
         reason = explain(error, self._address)
         match error:
             case Broken() | Refused():
@@ -263,7 +255,7 @@ _decode = json.Decoder(_Ack).decode
 
 
 def _check_size(limit: int, headers: dict[str, str], body: bytes) -> None:
-    """The server counts the headers in, and ends the connection of whoever sends more."""
+    """Raise ``Reject`` if it is too large: the server counts headers too, and closes the connection."""
     letters = len("".join(headers)) + len("".join(headers.values()))
     if len(body) + 12 + 4 * (letters + len(headers)) <= limit:
         return
@@ -276,17 +268,16 @@ async def _limit_of(connection: Connection, stream: str) -> str:
     try:
         size = (await connection.client.jsm().stream_info(stream)).config.max_msg_size
     except Exception:
-        # Not everybody may ask; the reason is clear without the number.
+        # The client may lack permission; the reason is clear without the number.
         return ""
     return f"; max_msg_size of the stream {stream!r} is {size}"
 
 
 def _settings(address: Address, destination: Destination) -> tuple[dict[str, Any], bool]:
-    """What the client connects with, and whether the connection has to be encrypted."""
     options = address.options
     settings: dict[str, Any] = {
         "servers": [f"nats://{netloc}" for netloc in address.netlocs],
-        # One host that says nothing must not take the time of the others.
+        # A host that does not answer must not use up the time of the others.
         "connect_timeout": destination.timeout / len(address.hosts),
         "name": f"relaybox {destination.name}",
     }

@@ -1,7 +1,7 @@
-"""A connection to RabbitMQ that is good for publishing: over aiormq, which is what aio-pika is made of.
+"""Publish over aiormq connections, the layer below aio-pika.
 
-aio-pika's own connection reconnects by itself, for ever and behind the back of whoever publishes. Here one
-that broke stays broken, everybody who waits for it hears so, and the next delivery makes a new one.
+aio-pika reconnects by itself, forever and unseen. Here a broken connection stays broken, all callers that
+wait on it fail, and the next delivery opens a new one.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from relaybox.core.outcome import Reject
 from relaybox.sinks.broker import Address
 
 _GOODBYE = 1.0
-"""Seconds that the broker has to answer when a connection is closed."""
+"""Seconds to wait for the broker's answer when a connection is closed."""
 
 _FRAME = 8
-"""Bytes of a frame around what is in it."""
+"""Bytes that a frame adds to its content."""
 
 
 class Publication(NamedTuple):
-    """A message and where it goes. ``header_size`` is 0 where it cannot be large."""
+    """A message and its routing; ``header_size`` is 0 if the headers cannot be too large."""
 
     exchange: str
     routing_key: str
@@ -40,22 +40,21 @@ class Publication(NamedTuple):
 
     @property
     def id(self) -> str:
-        """What a message that comes back is known by."""
+        """The id by which a returned message is recognized."""
         return str(self.properties.message_id)
 
 
 class Connection(aiormq.Connection):
-    """Never waits to hand over a frame, and knows why the broker blocks it."""
+    """Never waits to queue a frame, and knows why the broker blocks it."""
 
-    # Whoever publishes is bounded already; and where its queue is full, aiormq leaves out the answer to the
-    # broker's closing of a channel, whose number then cannot be used again.
+    # If its queue is full, aiormq skips the reply when the broker closes a channel, and that channel's number
+    # cannot be used again. Publishers are limited already.
     FRAME_BUFFER_SIZE = 0
 
     blocked = ""
     given_up = False
 
-    # These two override private methods of aiormq's class, which has the same name: it says the reason to
-    # nobody but its log. Tried with aiormq 7.2.4; see ``_is_open`` below.
+    # These override private methods of aiormq 7.2.4, whose class has this name too; it only logs the reason.
     async def __handle_connection_blocked(self, frame: Any) -> None:
         self.blocked = frame.reason or "without a reason"
         await super().__handle_connection_blocked(frame)
@@ -66,21 +65,21 @@ class Connection(aiormq.Connection):
 
 
 class Socket(aiormq.TransportFactory):
-    """Opens the socket of a connection, and can cut it off."""
+    """Opens the socket of a connection, and can abort it."""
 
     def __init__(self, context: ssl.SSLContext | None) -> None:
-        # A broker that is silent does not say goodbye in TLS either.
+        # A silent broker does not answer the TLS shutdown either.
         self._tls: dict[str, Any] = {"ssl": context, "ssl_shutdown_timeout": _GOODBYE} if context else {}
         self._transport: asyncio.WriteTransport | None = None
 
     async def create(self, url: URL, **_: Any) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """As aiormq asks for it."""
+        """Open the socket; called by aiormq."""
         reader, writer = await asyncio.open_connection(url.host, url.port, **self._tls)
         self._transport = writer.transport
         return reader, writer
 
     def cut(self) -> None:
-        """Close it at once, without a word: whoever waits for the connection hears that it broke."""
+        """Close it at once, so that all callers that wait on the connection fail."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -99,7 +98,7 @@ class Link:
     async def open(
         cls, address: Address, place: tuple[str, int], context: ssl.SSLContext | None, name: str
     ) -> Link:
-        """A new connection to one of the address's hosts."""
+        """Open a connection to one of the address's hosts."""
         url = URL.build(
             scheme="amqp",
             user=address.user or "guest",
@@ -121,7 +120,7 @@ class Link:
             raise
 
     async def again(self) -> Link:
-        """The same connection with a new channel in place of one that the broker closed."""
+        """Return the same connection with a new channel, after the broker closed the old one."""
         try:
             return Link(self.connection, self._socket, await _open_channel(self.connection))
         except BaseException:
@@ -130,20 +129,20 @@ class Link:
 
     @property
     def connected(self) -> bool:
-        """Whether it is worth a new channel."""
+        """True if the connection is open and a new channel is worth trying."""
         return self.connection.is_opened
 
     @property
     def usable(self) -> bool:
-        """Whether messages can be published on it."""
+        """True if messages can be published on it."""
         return self.connection.is_opened and _is_open(self._channel)
 
     async def publish(self, message: Publication) -> None:
-        """Publish on the channel that all share; returns when the broker has confirmed."""
+        """Publish on the shared channel, and return when the broker has confirmed."""
         await self._publish(self._channel, message)
 
     async def publish_alone(self, message: Publication) -> None:
-        """Publish on a channel of its own: what is wrong with it is wrong with nothing else."""
+        """Publish on a separate channel, so that an error affects no other message."""
         channel = await _open_channel(self.connection)
         try:
             await self._publish(channel, message)
@@ -151,7 +150,7 @@ class Link:
             self._end(channel)
 
     async def look_up(self, exchange: str) -> None:
-        """Raise what the broker says where there is no such exchange."""
+        """Raise the broker's error if the exchange does not exist."""
         channel = await _open_channel(self.connection)
         try:
             await channel.exchange_declare(exchange, passive=True)
@@ -159,11 +158,11 @@ class Link:
             self._end(channel)
 
     def cut(self) -> None:
-        """Give it up at once."""
+        """Close the connection at once."""
         self._socket.cut()
 
     async def close(self) -> None:
-        """Give it up, with a goodbye that a broker has a moment to answer."""
+        """Close the connection, and give the broker a moment to answer."""
         self.connection.given_up = True
         closing = asyncio.ensure_future(self.connection.close(aiormq.ConnectionClosed(0, "closed")))
         await asyncio.wait([closing], timeout=_GOODBYE)
@@ -174,7 +173,7 @@ class Link:
         size, most = message.header_size, self.connection.connection_tune.frame_max
         if size and most and size > most - _FRAME:
             raise Reject(f"its headers take {size} bytes; the broker takes {most - _FRAME} (frame_max)")
-        # The broker does not read what is sent while it blocks.
+        # The broker does not read while it blocks the connection.
         await self.connection.ready()
         if not _is_open(channel):
             raise aiormq.ChannelInvalidStateError("the broker closed the channel")
@@ -191,17 +190,16 @@ class Link:
             raise Reject(f"AMQP cannot carry it: {error}") from None
 
     def _end(self, channel: Channel) -> None:
-        # Nobody waits for it: the broker may be silent.
+        # Nobody waits for this: the broker may be silent.
         if not channel.is_closed:
             with quiet():
                 self.connection.create_task(channel.close())
 
 
 def _is_open(channel: Channel) -> bool:
-    """True if a message may be sent on the channel: after the broker's word one would end the connection.
+    """True if the broker has not closed the channel; a message sent after that would end the connection.
 
-    A private attribute of aiormq, tried with 7.2.4 (aio-pika 10.2.1). tests/unit/test_private_attributes.py
-    says what to do when it changes.
+    A private attribute of aiormq, tested with 7.2.4; see tests/unit/test_private_attributes.py.
     """
     return not channel.is_closed and channel._close_exception is None
 
@@ -220,7 +218,7 @@ _quiet: ContextVar[bool] = ContextVar("relaybox_rabbitmq_quiet", default=False)
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Keep from the log what aiormq says here, and in tasks that begin here: deliveries are told the same."""
+    """Hide aiormq's log messages here and in tasks started here: the answers say the same."""
     token = _quiet.set(True)
     try:
         yield

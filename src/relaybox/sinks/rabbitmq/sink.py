@@ -1,13 +1,8 @@
-"""RabbitMQ: each delivery is a persistent message that the broker confirms.
+"""Publish to RabbitMQ: each delivery is a persistent message that the broker confirms.
 
-``amqp://user:password@host:5672/vhost?exchange=events&routing_key={event_type}``; ``amqps://`` for TLS.
-
-A message is delivered when the broker confirmed that every queue it was routed to has it. Messages are
-mandatory: one that no queue is bound for comes back, and is not delivered.
-
-All messages share one channel, and the broker answers one that it will not have by closing the channel,
-without a word which it was. Then each that was under way is sent again on a channel of its own, where what
-the broker says is about that message alone.
+It has arrived when every queue it was routed to has it; the broker returns one that no queue is bound for.
+All messages share one channel. The broker refuses one by closing the channel, without saying which. Then each
+message in progress is sent again on a separate channel, where an error is about that message alone.
 """
 
 from __future__ import annotations
@@ -35,10 +30,9 @@ from relaybox.sinks.sink import OneByOne, Places, being_cancelled, clean
 
 _PERSISTENT = 2
 _SHORT = 255
-"""Bytes of a short text: a routing key, a type."""
+"""Bytes of a short string: a routing key, a type."""
 
 _NAME = 128
-"""Bytes of a header's name."""
 
 _MOST_DOUBTS = 1000
 
@@ -62,7 +56,7 @@ _OPTIONS: dict[str, Parse[Any]] = {
 
 
 class RabbitMqSink(OneByOne):
-    """Publishes deliveries on one connection, which is made when it is needed, and again after it broke."""
+    """Publishes over one connection, opened when needed and again after it broke."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency)
@@ -86,7 +80,7 @@ class RabbitMqSink(OneByOne):
         self._largest: int | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Publish it; returns when the broker has confirmed it."""
+        """Publish it, and return when the broker has confirmed it."""
         message = self._publication(delivery)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -96,7 +90,7 @@ class RabbitMqSink(OneByOne):
         except TimeoutError:
             raise self._late(began) from None
         except asyncio.CancelledError:
-            # The client's own word for a connection that it gave up, with all that waited for it.
+            # aiormq cancels all callers that wait on a connection it gave up.
             if being_cancelled():
                 raise
             raise Unavailable(f"the connection to {self._where} broke before it was confirmed") from None
@@ -106,7 +100,7 @@ class RabbitMqSink(OneByOne):
         self._heard = loop.time()
 
     async def check(self) -> None:
-        """Raise ``Unavailable`` where the broker cannot be reached, or the exchange is missing."""
+        """Raise ``Unavailable`` if the broker cannot be reached, or the exchange is missing."""
         began = asyncio.get_running_loop().time()
         try:
             with self._deadline():
@@ -119,7 +113,7 @@ class RabbitMqSink(OneByOne):
             raise self._explained(error, None) from None
 
     async def close(self) -> None:
-        """Give up the connection, also where the broker does not answer."""
+        """Close the connection, even if the broker does not answer."""
         opening, self._opening = self._opening, None
         link, self._link = self._link, None
         if opening is not None:
@@ -167,7 +161,7 @@ class RabbitMqSink(OneByOne):
         await self._send_alone(message, link)
 
     async def _send_alone(self, message: Publication, link: Link) -> None:
-        """Send it where it is in nobody's way, after whatever became of the link that all share."""
+        """Send it on a separate channel, after the shared one failed or because it might close that one."""
         async with self._alone:
             if link.connection.given_up:
                 raise Retry("the sink was closed before the broker confirmed it")
@@ -182,11 +176,11 @@ class RabbitMqSink(OneByOne):
                 self._largest = None
 
     def _doubts(self, message: Publication, link: Link) -> bool:
-        """Whether it may not get on with others on a channel: what was like it did not."""
+        """True if it could get the shared channel closed, or shares its id with a message there."""
         return (
             message.exchange in self._refused
             or (self._largest is not None and len(message.body) > self._largest)
-            # A message that comes back is told from others by its id alone.
+            # A returned message is recognized by its id alone.
             or message.id in link.under_way
         )
 
@@ -219,27 +213,25 @@ class RabbitMqSink(OneByOne):
                 try:
                     return await Link.open(self._address, self._places_to_try[0], self._context, self._name)
                 except BaseException as error:
-                    # The next time begins with another one.
+                    # The next attempt starts with another host.
                     self._places_to_try.rotate(-1)
                     if left == 1 or not isinstance(error, Exception):
                         raise
         raise AssertionError("an address has a host")
 
     def _late(self, began: float) -> Unavailable:
-        """What a delivery is told whose time is over."""
         link, seconds = self._link, self._deadline.seconds
         if link is None:
             return Unavailable(f"no answer from {self._where} within {seconds:g}s")
         if link.connection.blocked:
             return Unavailable(f"{self._where} takes no messages: {self._clean(link.connection.blocked)}")
         if self._heard < began:
-            # Nothing was heard of the broker in all that time: another connection may do better.
+            # The broker was silent all that time: a new connection may work.
             self._link = None
             link.cut()
         return Unavailable(f"{self._where} did not confirm it within {seconds:g}s")
 
     def _explained(self, error: Exception, message: Publication | None) -> Exception:
-        """What was raised, as an answer that shows nothing secret."""
         said = self._clean(str(error.args[-1] if error.args else error))
         match error:
             case aiormq.PublishError() if message is not None:
@@ -257,7 +249,7 @@ class RabbitMqSink(OneByOne):
             case aiormq.ProbableAuthenticationError():
                 return Unavailable(f"{self._where} refuses user {self._address.user or 'guest'!r}: {said}")
             case aiormq.ProtocolSyntaxError() if "Connection.Close" in said:
-                # What the broker says then is lost in aiormq.
+                # aiormq loses the broker's own text here.
                 vhost = self._address.path or "/"
                 return Unavailable(
                     f"{self._where} refuses the virtual host {vhost!r}: it does not exist, "
@@ -270,7 +262,7 @@ class RabbitMqSink(OneByOne):
                 return Unreachable(f"DNS knows no address of {self._where}: {what}")
             case ssl.SSLError():
                 return Unreachable(f"TLS with {self._where} failed: {self._clean(str(error))}")
-        # asyncio tells the address, which is known, in the place of what happened.
+        # asyncio's text only repeats the address; the errno says what happened.
         what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), str(error))
         return Unreachable(f"cannot connect to {self._where}: {self._clean(what)}")
 
@@ -279,7 +271,7 @@ class RabbitMqSink(OneByOne):
 
 
 def _check_length(what: str, written: str, most: int) -> None:
-    # A character is four bytes at most.
+    # A character takes at most four bytes.
     if len(written) > most // 4 and (size := len(written.encode())) > most:
         raise Reject(f"the {what} {written[:40]!r}… is {size} bytes long; AMQP takes {most}")
 

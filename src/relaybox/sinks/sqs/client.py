@@ -1,15 +1,4 @@
-"""The queue or topic of an ``sqs://`` destination, the client for it, and what the services say, as answers.
-
-The name of a queue or topic may be a template.
-
-| URL | means |
-|---|---|
-| ``sqs:///orders?region=eu-west-1`` | a queue of the account that the credentials belong to |
-| ``sqs:///123456789012/orders?region=eu-west-1`` | a queue of that account |
-| ``sqs://sqs.eu-west-1.amazonaws.com/123456789012/orders`` | the same: the queue's URL with another scheme |
-| ``sqs:///arn:aws:sqs:eu-west-1:123456789012:orders`` | the same, by its ARN |
-| ``sqs:///arn:aws:sns:eu-west-1:123456789012:orders`` | a topic of SNS |
-"""
+"""Parse ``sqs://`` URLs (see docs/how-to/sqs.md), keep the client, and turn what AWS says into answers."""
 
 from __future__ import annotations
 
@@ -59,10 +48,7 @@ _FORMS = "write sqs:///queue, sqs:///account/queue, or the ARN of a queue or top
 
 
 class Queue(NamedTuple):
-    """Where messages go, and as whom.
-
-    ``owner`` is the account of a queue, or the ARN of a topic up to its name.
-    """
+    """Where messages go; ``owner`` is the account of a queue, or the ARN of a topic without its name."""
 
     service: str
     owner: str
@@ -73,7 +59,7 @@ class Queue(NamedTuple):
     address: Address
 
     def name_of(self, delivery: Delivery) -> str:
-        """The queue or topic of one event; raises ``Reject`` where it makes no name."""
+        """Return the queue or topic of one event; raise ``Reject`` if the name is not valid."""
         name = self.name(delivery)
         if self.name.fixed is None and not _fits(name, self.service):
             raise Reject(f"{name!r} is no name of {self.what}: {_rule(self.service)}")
@@ -81,12 +67,12 @@ class Queue(NamedTuple):
 
     @property
     def what(self) -> str:
-        """What it is that has the name."""
+        """The kind of the queue, for messages."""
         return "an SQS queue" if self.service == "sqs" else "an SNS topic"
 
 
 def parse_queue(destination: Destination) -> Queue:
-    """What a destination's URL names; raises ``ConfigError``."""
+    """Parse a destination's URL; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
     options = {"region": _region, "endpoint": _endpoint, "profile": text}
     address = parse_address(destination, 443, options, hostless=True)
@@ -106,7 +92,7 @@ def parse_queue(destination: Destination) -> Queue:
     if not template.fields and not _fits(name, service):
         raise wrong(setting, name, _rule(service))
     try:
-        # Also where the region is known: a profile has to be there.
+        # Also if the region is known: this checks that the profile exists.
         configured: str | None = AioSession(profile=profile).get_config_variable("region")
     except BotoCoreError as error:
         raise ConfigError(f"{setting}: {error}") from None
@@ -171,7 +157,7 @@ _NO_CREDENTIALS = (
     TokenRetrievalError,
     UnauthorizedSSOTokenError,
 )
-# The codes of the services, without what only some of them write: "AWS.SimpleQueueService.", "Exception".
+# Error codes, without the parts that only some services add: "AWS.SimpleQueueService.", "Exception".
 _BAD_CREDENTIALS = frozenset(
     [
         *("ExpiredToken", "RequestExpired", "InvalidClientTokenId", "InvalidAccessKeyId"),
@@ -192,15 +178,12 @@ _CONTENTS = frozenset(
 
 
 class Client:
-    """Makes the client when it is needed, and another where its credentials are no good.
-
-    A client keeps what it found, and never looks again whether there are others.
-    """
+    """Opens an AWS client, and another after bad credentials: a client never looks for new ones."""
 
     def __init__(self, queue: Queue, *, connections: int, timeout: float) -> None:
         self._queue = queue
         self._config = AioConfig(
-            # Whether and when to try again, the relay decides.
+            # The relay decides whether and when to retry.
             retries={"total_max_attempts": 1},
             connect_timeout=timeout,
             read_timeout=timeout,
@@ -210,7 +193,7 @@ class Client:
         self._current: _Opened | None = None
 
     async def ask(self, work: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
-        """What the work, one request, makes of the client."""
+        """Run ``work``, one request, with the client and return its result."""
         async with self._making:
             if self._current is None:
                 self._current = await self._open()
@@ -233,12 +216,12 @@ class Client:
                 await opened.stack.aclose()
 
     async def close(self) -> None:
-        """Give up the connections, also those in use or just being made."""
+        """Close all connections, including those in use or being opened."""
         async with self._making:
             opened, self._current = self._current, None
         if opened is None:
             return
-        # A request that has not come to its connection yet would make one anew.
+        # A request that has no connection yet would open a new one.
         for task in opened.under_way:
             task.cancel()
         await asyncio.gather(*opened.under_way, return_exceptions=True)
@@ -266,7 +249,7 @@ class _Opened:
 
 
 class Said(NamedTuple):
-    """What was said of a request, or of one message in it."""
+    """The error of a request, or of one message in it."""
 
     code: str
     message: str
@@ -275,24 +258,24 @@ class Said(NamedTuple):
 
     @classmethod
     def of_error(cls, error: ClientError) -> Said:
-        """Of the whole request."""
+        """Return the error of a whole request."""
         about: dict[str, Any] = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
         return cls(str(about.get("Code", "")), str(about.get("Message", "")), status)
 
     @property
     def kind(self) -> str:
-        """The code as the sets above have it."""
+        """The code as written in the sets above."""
         return self.code.rpartition(".")[2].removesuffix("Exception")
 
     @property
     def missing(self) -> bool:
-        """Whether there is no such queue or topic."""
+        """True if the queue or topic does not exist."""
         return self.kind in _MISSING
 
     @property
     def about_queue(self) -> bool:
-        """Whether no message can help it: credentials, keys, rights, or where it was sent."""
+        """True if every message would be refused: credentials, keys, permissions or the address are wrong."""
         if self.kind in _BAD_CREDENTIALS or self.kind in _NOT_SO:
             return True
         if self.kind in _CONTENTS and "TopicArn" in self.message:
@@ -301,19 +284,19 @@ class Said(NamedTuple):
 
     @property
     def about_contents(self) -> bool:
-        """Whether a message is refused for what it is, and others beside it perhaps only because of it."""
+        """True if a message is refused for its content; other messages of the request may be fine."""
         return self.kind in _CONTENTS and not self.about_queue
 
 
 def bad_credentials(error: Exception) -> bool:
-    """Whether other credentials might do, which may have come in the meantime."""
+    """True if new credentials, which may exist by now, could help."""
     if isinstance(error, ClientError):
         return Said.of_error(error).kind in _BAD_CREDENTIALS
     return isinstance(error, _NO_CREDENTIALS)
 
 
 def answer_to(said: Said, name: str, queue: Queue) -> Retry | Reject | Unavailable:
-    """What becomes of the messages that this was said of."""
+    """Return the answer to the messages that an error is about."""
     reason = clean(f"{said.code}: {said.message}" if said.message else said.code, queue.address.secrets)
     if said.missing:
         return Unavailable(f"there is no {queue.what.partition(' ')[2]} {name!r} in {queue.region}: {reason}")
@@ -323,14 +306,14 @@ def answer_to(said: Said, name: str, queue: Queue) -> Retry | Reject | Unavailab
         return Unavailable(reason)
     if said.fault_of_sender or said.about_contents:
         return Reject(reason)
-    # As for webhooks: who is asked is not there, not allowed in, or not itself.
+    # As for webhooks: the endpoint is missing, denies access, or is not the real service.
     if said.status // 100 == 3 or said.status in (401, 403, 404, 407, 502, 503, 504):
         return Unavailable(reason)
     return Retry(reason)
 
 
 def explained(error: Exception, name: str, queue: Queue, timeout: float) -> Retry | Reject | Unavailable:
-    """What was raised by a request, as an answer that shows nothing secret."""
+    """Return the answer for an exception of a request, without secrets."""
     where = queue.endpoint or f"{queue.service.upper()} in {queue.region}"
     match error:
         case ClientError():

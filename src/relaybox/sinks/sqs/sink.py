@@ -1,10 +1,7 @@
-"""Amazon SQS and SNS as a destination: ten messages in a request, each with an answer of its own.
+"""Send to Amazon SQS and SNS: ten messages in a request, each with its own answer.
 
-What the service refuses of one message is that message's answer. Where it refuses a whole request because of
-what is in it, the request is halved until the message that it is about stands alone.
-
-A message is a text, no more than ten attributes, and for FIFO a group. All of that is checked here, because
-one message that is refused may have the other nine refused with it.
+One bad message may get the other nine refused, so each is checked here first. If a whole request is refused
+for its content, it is halved until the bad message is alone.
 """
 
 from __future__ import annotations
@@ -31,14 +28,14 @@ from relaybox.wire.tracing import NAMES
 
 MOST_IN_REQUEST = 10
 _NOBODY = "relaybox-check"
-"""A queue that is asked for only to see whether there is an answer."""
+"""The name of a queue that need not exist, to check that the service answers."""
 
 MOST_ATTRIBUTES = 10
 LARGEST = 1_048_576
 """Bytes of a message; a queue or topic may have a lower limit."""
 
 _LARGEST_REQUEST = {"sqs": LARGEST, "sns": 262_144}
-"""Bytes of all messages of a request. A topic may be set to take more."""
+"""Bytes of all messages in a request; a topic can be set to accept more."""
 
 _FIRST = ("event-id", "event-type", "aggregate-type", "aggregate-id", "content-type", *NAMES)
 _BASE64 = "content-transfer-encoding"
@@ -51,7 +48,7 @@ Answers: TypeAlias = dict[int, Answer]
 
 
 class SqsSink(InBatches):
-    """Sends to a queue or a topic, or to many of them by the fields of the events."""
+    """Sends to one queue or topic, or to several by the fields of the events."""
 
     def __init__(self, destination: Destination) -> None:
         super().__init__(destination.concurrency, MOST_IN_REQUEST)
@@ -62,7 +59,7 @@ class SqsSink(InBatches):
         self._urls: dict[str, str] = {}
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
-        """Send them, those of one queue in one request."""
+        """Send them, with one request for each queue or more if they are large."""
         answers: Answers = {}
         entries = try_each(deliveries, self._entries, answers)
 
@@ -75,7 +72,7 @@ class SqsSink(InBatches):
         return [answers.get(at) or Retry("the request was given up") for at in range(len(deliveries))]
 
     async def check(self) -> None:
-        """Reach the service; raises ``Unavailable`` where it or the queue is not there."""
+        """Reach the service; raise ``Unavailable`` if the service or the queue is missing."""
         name = self._queue.name.fixed or _NOBODY
         try:
             with self._deadline():
@@ -87,11 +84,10 @@ class SqsSink(InBatches):
             raise (answer if isinstance(answer, Unavailable) else Unavailable(answer.reason)) from None
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._client.close()
 
     async def _ask(self, entries: Mapping[int, Entry]) -> Answers:
-        """The answers to the messages of one request, all for one queue."""
         name = next(iter(entries.values())).name
         try:
             with self._deadline():
@@ -118,7 +114,6 @@ class SqsSink(InBatches):
         return response
 
     async def _look(self, client: Any, name: str) -> str:
-        """The URL of a queue, or the ARN of a topic that is there."""
         if self._queue.service == "sns":
             topic = f"{self._queue.owner}{name}"
             await client.get_topic_attributes(TopicArn=topic)
@@ -145,7 +140,7 @@ class SqsSink(InBatches):
 
 
 class Entry(NamedTuple):
-    """One message of a request to the queue or topic ``name``; ``size`` is what counts against the limits."""
+    """One message of a request to the queue or topic ``name``; ``size`` counts against the limits."""
 
     name: str
     size: int
@@ -162,7 +157,7 @@ class Entries:
         self._body = "MessageBody" if queue.service == "sqs" else "Message"
 
     def __call__(self, delivery: Delivery) -> Entry:
-        """The message of one delivery; raises ``Reject`` where SQS would refuse it."""
+        """Return the message of one delivery; raise ``Reject`` if SQS would refuse it."""
         name = self._queue.name_of(delivery)
         message = self._message(delivery)
         body = _text(message)
@@ -176,7 +171,7 @@ class Entries:
         fields: dict[str, Any] = {self._body: body, "MessageAttributes": typed}
         if name.endswith(".fifo"):
             group = delivery.ordering_key or self._key(delivery) or str(delivery.event_id)
-            # The key itself, or a digest of one that SQS would not take: two keys never become one.
+            # A key that SQS does not accept is hashed, so that two keys never share a group.
             if not _GROUP.fullmatch(group):
                 group = f"sha256:{hashlib.sha256(group.encode()).hexdigest()}"
             fields["MessageGroupId"] = group
@@ -185,7 +180,7 @@ class Entries:
 
 
 def requests(entries: Mapping[int, Entry], service: str) -> Iterator[dict[int, Entry]]:
-    """The entries by queue, in parts that are no larger than a request may be."""
+    """Yield the entries of each queue, in parts that fit into a request."""
     open_: dict[str, dict[int, Entry]] = {}
     sizes: dict[str, int] = {}
     for at, entry in entries.items():
@@ -202,7 +197,7 @@ def _text(message: Message) -> str:
     if message.content_type == BYTES:
         text = b64encode(message.body).decode()
     else:
-        # All else is JSON, where a character may stand for itself only within a text.
+        # Everything else is JSON, where these characters occur only within strings and can be escaped.
         text = _REFUSED.sub(lambda found: f"\\u{ord(found[0]):04x}", message.body.decode())
     if not text:
         raise Reject("the message is empty, which SQS refuses; set format = 'json'")
@@ -210,7 +205,7 @@ def _text(message: Message) -> str:
 
 
 def _attributes(message: Message) -> Iterator[tuple[str, str]]:
-    """Ours, then as many of the emitter's as there is room for, by name; an empty one says nothing."""
+    """Yield our attributes, then the emitter's by name while there is room; skip empty ones."""
     headers = {**message.headers, "content-type": message.content_type}
     if message.content_type == BYTES:
         headers[_BASE64] = "base64"
