@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
 SHORTEST = 0.2
-"""Seconds; more often, the looking itself would be a load."""
+"""Shortest interval in seconds: more frequent queries would load the database."""
 
 WIDE = 110
-"""Columns of a frame that goes to a file or a pipe, unless COLUMNS says otherwise."""
+"""Width of a frame in a file or a pipe, unless COLUMNS is set."""
 
 
 def status(context: typer.Context, as_json: Json = False) -> None:
@@ -50,18 +50,18 @@ def _show(stats: Stats) -> None:
 
 
 def shown_name(one: DestinationStats) -> str:
-    """Return the destination's name, also for what has no route."""
+    """Return the destination's name, or ``(unrouted)``."""
     return one.name or "(unrouted)"
 
 
 def number(counts: Counts, *names: str) -> str:
-    """Return the sum of some counts, with a plus if there may be more."""
+    """Return the sum of these counts, with a plus if one of them is capped."""
     total = sum(getattr(counts, name) for name in names)
     return f"{total:,}{'+' if counts.capped & {*names} else ''}"
 
 
 def oldest(counts: Counts) -> str:
-    """Return the age of what has waited longest."""
+    """Return the age of the delivery that has waited longest."""
     return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
 
 
@@ -70,7 +70,7 @@ def _cells(counts: Counts) -> list[str]:
 
 
 def state(one: DestinationStats) -> str:
-    """Return what ``why`` would name first."""
+    """Return the state of a destination, the most important cause first, as in ``why``."""
     place = one.place
     if place is not None and place.paused:
         return "paused"
@@ -86,7 +86,6 @@ def state(one: DestinationStats) -> str:
 
 
 def _in_one_word(one: DestinationStats) -> str:
-    """Return the state; the notes say the rest."""
     return "unknown" if state(one) == "no route" else state(one).partition(" ")[0]
 
 
@@ -135,7 +134,7 @@ def _relays(stats: Stats) -> str:
 
 
 def stats_document(stats: Stats) -> dict[str, Any]:
-    """Return the counts of every destination, and the relays, for ``--json``."""
+    """Return the counts, destinations and relays for ``--json``."""
     return {
         **_counts(stats.total),
         "destinations": [_destination(one) for one in stats.destinations],
@@ -144,7 +143,7 @@ def stats_document(stats: Stats) -> dict[str, Any]:
 
 
 def _counts(counts: Counts) -> dict[str, Any]:
-    """Return the counts; ``pending`` is all that waits, and ``capped`` names those that may be higher."""
+    """Return the counts; ``pending`` sums the waiting ones, ``capped`` names those that may be higher."""
     waiting = {"due": counts.due, "scheduled": counts.scheduled, "parked": counts.parked}
     capped = {{"delivered": "completed"}.get(name, name) for name in counts.capped}
     return {
@@ -210,6 +209,6 @@ def top(
         console.print(draw(View(where, await collect(admin)), console.width, None))
         sys.stdout.flush()
 
-    # Ctrl-C is how one leaves.
+    # Ctrl-C is a normal way to leave.
     with suppress(KeyboardInterrupt):
         given.ask(actor(), work)
