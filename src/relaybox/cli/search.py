@@ -167,7 +167,6 @@ def _note_refused(done: Backfilled) -> None:
 
 
 def _payload(done: Backfilled) -> str | None:
-    """Return the first document as JSON, or None if it was refused."""
     from relaybox.wire.codec import Limits, encode_payload
 
     assert done.example is not None

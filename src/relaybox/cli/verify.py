@@ -140,7 +140,6 @@ def _tell(done: Comparison, terms: Terms) -> None:
 
 
 def _tell_limits(done: Comparison, terms: Terms) -> None:
-    """Print notes on what the figures do not show."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
         note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")

@@ -228,7 +228,6 @@ def located(scope: Scope) -> Scope:
 
 
 def _decode_path(scope: Scope) -> None:
-    """Decode the path parameters; raise if the path is not UTF-8."""
     try:
         unquote(scope["path"].removeprefix(scope["root_path"]), errors="strict")
     except UnicodeDecodeError:

@@ -1,7 +1,7 @@
 """The endpoints of the API, in the order of the route table. Their docstrings are summaries in OpenAPI.
 
 Actions on ids, and on filters that match few rows, are done at once. A filter that matches more than
-``ledger.CAP`` rows is processed in the background.
+``ledger.CAP`` rows is processed in the background, as with ``background`` or ``rate``.
 """
 
 from __future__ import annotations
@@ -107,7 +107,6 @@ async def why(request: Request) -> Struct:
 async def _found(
     request: Request, ask: Callable[[UUID], Awaitable[Any]], what: str = "event and no delivery"
 ) -> Any:
-    """Return the result for the id in the path; raise 404 if there is none."""
     id_ = read.identifier(request.path_params["id"])
     if found := await ask(id_):
         return found
@@ -164,7 +163,6 @@ async def _act(request: Request, action: Action, **options: str | None) -> Answe
 
 
 async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Answer:
-    """Act at once, or start a bulk action and return its location."""
     admin, body = request.state.admin, request.state.body
     counted = await admin.count(action, what, **options)
     if body.dry_run:

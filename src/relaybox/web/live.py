@@ -1,8 +1,8 @@
 """Server-sent events that tell open pages to fetch their content again.
 
 One round of bounded queries serves all clients of the process; none runs without clients. A failed round is
-reported and tried again. A stream ends after ``LIFE``, so that a server that waits for open connections can
-shut down; browsers reconnect by themselves.
+reported and tried again. A stream ends after ``LIFE`` seconds, because some servers wait for open
+connections before they shut down; browsers reconnect by themselves.
 """
 
 from __future__ import annotations

@@ -89,7 +89,6 @@ def _calls(value: Mapping[Any, Any], rules: Rules, path: tuple[str, ...]) -> boo
 
 
 def _within(text: str, rules: Rules, path: tuple[str, ...], depth: int) -> str:
-    """Redact a text that looks like JSON."""
     try:
         seen = json.loads(text, parse_constant=str)
         shown = redact(seen, rules, path, depth)

@@ -86,7 +86,6 @@ WATCHED = (
     Route("GET", "/readyz", endpoints.readyz, None, "open", answer=schemas.HealthDocument),
     Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
-"""For monitoring."""
 
 PAGES = (
     Route("POST", "/login", login.enter, None, "page"),

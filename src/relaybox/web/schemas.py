@@ -148,7 +148,6 @@ def _like(kind: type, *without: str, **more: Any) -> dict[str, Any]:
 
 
 def _entry() -> dict[str, Any]:
-    """Return the fields of a delivery, with ``state`` after ``status``."""
     fields = list(_like(Entry).items())
     at = [name for name, _ in fields].index("status") + 1
     return dict([*fields[:at], ("state", str), *fields[at:]])

@@ -1,7 +1,7 @@
 """The ``Admin`` behind the web, opened by the first request that needs it.
 
-It needs no lifespan, which mounted applications may not run. If the database is down, the next request tries
-again.
+It needs no lifespan, which mounted applications may lack. If the database is down, the next request
+tries again.
 """
 
 from __future__ import annotations

@@ -78,7 +78,6 @@ class UserSettings:
 
 
 def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
-    """Return the parts of a secret; raise if it has none or one is too short."""
     try:
         found = tuple(parts(secret.reveal()))
     except ConfigError as error:

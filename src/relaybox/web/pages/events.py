@@ -37,7 +37,6 @@ FIELDS = {
     "error": "Error holds",
     "fingerprint": "Group of failures",
 }
-"""The parameters of a filter and their labels."""
 CHOICES = tuple(one for one in get_args(Choice) if one not in ("processing", "completed"))
 BULK = {
     "failed": (("retry", "Retry all…"), ("discard", "Discard all…")),
