@@ -1,8 +1,4 @@
-"""The command ``relaybox``.
-
-Nothing here imports a database: what a command needs, it imports when it runs, so that ``--help`` answers
-at once.
-"""
+"""The command ``relaybox``. Commands import what they need when they run, to keep ``--help`` fast."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ for part in (app, *(group.typer_instance for group in app.registered_groups)):
 
 
 def print_version(wanted: bool) -> None:
-    """Answer ``--version``."""
+    """Print the version and exit, for ``--version``."""
     if wanted:
         from importlib.metadata import version
 
@@ -91,5 +87,5 @@ def relaybox(
 
 
 def main() -> None:
-    """Run the command."""
+    """Run the command line; the entry point of the package."""
     app(prog_name="relaybox")

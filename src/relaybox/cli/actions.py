@@ -36,7 +36,7 @@ WORDS: dict[Action, tuple[str, str]] = {
     "discard": ("discarded", "being sent or final already"),
     "move": ("moved", "being sent at this moment"),
 }
-"""What an action has done, and why it left deliveries as they are."""
+"""For each action, its past tense and why it skips deliveries."""
 
 
 @bundled
@@ -143,7 +143,7 @@ def audit(
 
 
 def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
-    """Return what was chosen: a filter, or ids, which ``--destination`` may narrow."""
+    """Return the selection: a filter, or ids that ``--destination`` may narrow."""
     from relaybox.operate.admin import Named
     from relaybox.stores.ledger import EVERYTHING
 
@@ -155,13 +155,12 @@ def _what(filter: Any, ids: Sequence[str] | None, everything: bool) -> Any:
 
 
 def _do(context: typer.Context, verb: Action, what: Any, bulk: Bulk, **more: Any) -> None:
-    """Act, and print what was done."""
     done = run(context, lambda admin: _act(partial(getattr(admin, verb), what, **more), verb, what, bulk))
     _tell_done(verb, what, done, bulk)
 
 
 async def _act(action: Callable[..., Awaitable[Done]], verb: Action, what: Any, bulk: Bulk) -> Done:
-    """Act on ids at once, unless one names several deliveries; count what a filter finds, and ask first."""
+    """Act; ask first if the selection is a filter, or if an id names several deliveries."""
     from relaybox.cli.progress import with_bar
     from relaybox.operate.admin import Named
 
@@ -185,7 +184,7 @@ async def _act(action: Callable[..., Awaitable[Done]], verb: Action, what: Any, 
 
 
 def _confirm_shared(verb: str, done: Done) -> None:
-    """Ask if an id names several deliveries: only one of them may be meant."""
+    """Ask if an id names several deliveries: the operator may mean only one of them."""
     if not done.shared:
         return
     names = ", ".join(name or "(unrouted)" for name in done.destinations)
@@ -200,7 +199,7 @@ def _deliveries(count: int) -> str:
 
 
 def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
-    """Print what was done; exit with 1 if an id or a fingerprint is unknown, or nothing could be done."""
+    """Print the result; exit with 1 if an id or fingerprint is unknown, or an id changed nothing."""
     past, why_not = WORDS[verb]
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
@@ -223,7 +222,7 @@ def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
 
 
 def _unmet(what: Any, done: Done) -> str | None:
-    """Return a note if no delivery has the fingerprint."""
+    """Return a note if no delivery has the filter's fingerprint."""
     from relaybox.stores.ledger import EVERYTHING
 
     fingerprint = getattr(what, "fingerprint", None)

@@ -1,4 +1,4 @@
-"""The outbox that a command works with: found and checked."""
+"""Find the outbox that a command works with, and check it."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox
 
 
 def load_outbox(given: Options) -> Outbox:
-    """Return the outbox of ``--app`` or of ``app`` in the file; without either, one made of the settings."""
-    # Modules are found where the command is run, as uvicorn and celery do. Settings that are not in the
-    # application may still name functions of it, as handler:module:function.
+    """Return the outbox that ``--app`` or ``app`` in the file names, or one made from the settings."""
+    # Import from the working directory, as uvicorn and celery do. Settings outside the application may also
+    # name its functions, as handler:module:function.
     if "" not in sys.path and os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())
     path = given.app
@@ -48,14 +48,14 @@ def load_outbox(given: Options) -> Outbox:
 
 
 def open_outbox(given: Options) -> Outbox:
-    """Return the outbox of the options; raise if its tables are missing or too old."""
+    """Return the outbox; raise if its tables are missing or too old."""
     outbox = given.outbox()
     check_tables(outbox.settings, given)
     return outbox
 
 
 def check_tables(settings: Settings, given: Options) -> None:
-    """Raise if the database cannot be reached, or its tables are missing or too old; the error names it."""
+    """Raise if the database is unreachable, or its tables are missing or too old."""
     try:
         check(settings.database, schema=settings.schema, prefix=settings.prefix)
     except SchemaError as error:
@@ -81,7 +81,7 @@ def _called(factory: Any, path: str) -> Any:
         needs = "it is no Outbox but a function that needs arguments"
         raise ConfigError(f"app = {path!r}: {needs}; {FIX}") from None
     except ValueError:
-        # Some that are written in C do not say.
+        # Some callables written in C have no signature.
         pass
     try:
         return factory()
@@ -91,7 +91,7 @@ def _called(factory: Any, path: str) -> Any:
 
 @contextmanager
 def _flags_in_environment(given: Options) -> Iterator[None]:
-    """Set what the flags say in the environment, for an ``Outbox()`` of the application being imported."""
+    """Put the flags into the environment, where the application's ``Outbox()`` reads them on import."""
     flags = {"RELAYBOX_DATABASE": given.database, "RELAYBOX_CONFIG": given.config}
     before = dict(os.environ)
     os.environ.update({name: flag for name, flag in flags.items() if flag is not None})
@@ -105,14 +105,14 @@ def _flags_in_environment(given: Options) -> Iterator[None]:
 
 
 class Check(NamedTuple):
-    """One check; ``run`` returns what was found, or raises a ``RelayboxError``."""
+    """One check; ``run`` returns a description, or raises a ``RelayboxError``."""
 
     what: str
     run: Callable[[], str]
 
 
 def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
-    """Yield the checks of each destination with its secrets and packages, of the web and of the database."""
+    """Yield the checks of each destination (secrets, packages, address), the web and the database."""
     if not outbox.settings.destinations:
         yield Check("destinations", partial(_no_destinations, given))
     for destination in outbox.settings.destinations:
@@ -123,16 +123,16 @@ def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Chec
 
 
 def check_all(given: Options) -> Outbox:
-    """Return the outbox of the options; raise on the first thing that a relay cannot work with."""
+    """Return the outbox; raise if a check of something that a relay needs fails."""
     outbox = given.outbox()
-    # A relay needs none of the web's secrets, and should not be given them.
+    # A relay does not need the secrets of the web, and should not have them.
     for one in checks(outbox, given, web=False):
         one.run()
     return outbox
 
 
 def sink_name(destination: Destination, outbox: Outbox) -> str:
-    """Return the destination's sink as it may be shown: without credentials, a function by its name."""
+    """Return the destination's sink without credentials; a function is shown by its name."""
     function = outbox.handlers.get(destination.name)
     if function is None:
         return mask_url(destination.sink)
@@ -157,18 +157,18 @@ def _destination(destination: Destination, outbox: Outbox) -> str:
 
 
 def _unread(destination: Destination, settings: Settings) -> str:
-    """Describe what Debezium lacks; a relay can send to the other destinations without it."""
+    """Describe what Debezium lacks. This is not an error: a relay can still send to other destinations."""
     try:
         lacking = debezium.missing(settings, destination)
     except StoreError:
-        # The check of the database itself reports it.
+        # The check of the database reports this error.
         return ""
     fix = command(f"debezium {shlex.quote(destination.name)} --sql")
     return f" (the server has no {' and no '.join(lacking)} for it; run {fix})" if lacking else ""
 
 
 def check_sink(destination: Destination, handlers: Handlers) -> None:
-    """Raise if the sink, or a package that it needs, is not available."""
+    """Raise if the sink cannot be opened, for example because a package is missing."""
     try:
         open_sink(destination, handlers)
     except MissingExtra as error:
@@ -176,7 +176,7 @@ def check_sink(destination: Destination, handlers: Handlers) -> None:
 
 
 def check_address(destination: Destination) -> None:
-    """Refuse an address that nothing would ever be sent to. A name is not resolved: its answers change."""
+    """Raise if the sink never sends to this address. Names are not resolved: their addresses change."""
     if destination.scheme not in ("http", "https"):
         return
     from relaybox.sinks.http.address import Guard

@@ -1,4 +1,4 @@
-"""How the command line is put together: its commands, its global options, and how errors are shown."""
+"""Assemble the command line: commands, global options, and how errors are shown."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ line on standard error says why."""
 
 
 class Group(TyperGroup):
-    """Take the global options anywhere, and show errors of Relaybox in one line."""
+    """A group that takes global options anywhere and shows errors of Relaybox in one line."""
 
     anywhere: tuple[str, ...] = ("--database", "--config", "--app")
-    """Options of the group itself that may also be written after the command."""
+    """Global options that may also be written after the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse, with the global options moved to the front."""
+        """Move the global options to the front, then parse."""
         return super().parse_args(ctx, global_first(args, self.anywhere))
 
     def invoke(self, ctx: Any) -> Any:
-        """Run the command; an error of Relaybox is one line and the status 2."""
+        """Run the command; an error of Relaybox is shown in one line and exits with status 2."""
         try:
             with short_warnings():
                 return super().invoke(ctx)
@@ -43,14 +43,14 @@ class Group(TyperGroup):
             raise
 
     def fail(self, message: str) -> NoReturn:
-        """Show an error in one line; the status is 2."""
+        """Show an error in one line and exit with status 2."""
         typer.echo(f"relaybox: {message}", err=True)
         raise typer.Exit(2) from None
 
 
 @contextmanager
 def short_warnings() -> Iterator[None]:
-    """Show warnings about settings in one line, without the place in the code that they come from."""
+    """Show warnings about settings in one line, without their place in the code."""
     with warnings.catch_warnings():
         otherwise = warnings.showwarning
 
@@ -65,14 +65,12 @@ def short_warnings() -> Iterator[None]:
 
 
 def explain(error: Any, anywhere: Sequence[str]) -> None:
-    """Explain an unknown option that is, or looks like, a global one.
-
-    The error is recognised by its attributes: by version, its class is click's or typer's copy of that.
-    """
+    """Improve the message about an unknown option that is, or resembles, a global one."""
+    # Its class is click's, or in some versions typer's copy: recognise it by its attributes.
     if not (hasattr(error, "option_name") and hasattr(error, "possibilities")):
         return
     if error.option_name in anywhere:
-        # With its value it would have been moved to the front.
+        # With a value, it would have been moved to the front.
         error.message = f"Option {error.option_name!r} requires an argument."
     else:
         close = difflib.get_close_matches(error.option_name, anywhere)
@@ -80,9 +78,9 @@ def explain(error: Any, anywhere: Sequence[str]) -> None:
 
 
 def global_first(args: Sequence[str], anywhere: Sequence[str] = Group.anywhere) -> list[str]:
-    """Return the arguments with the global options and their values, as ``--database URL``, first.
+    """Return the arguments with the global options and their values first.
 
-    One without its value stays where it is: in front it would take the command for its value.
+    An option without a value stays in place: at the front it would consume the command as its value.
     """
     first: list[str] = []
     others: list[str] = []
@@ -100,7 +98,7 @@ def global_first(args: Sequence[str], anywhere: Sequence[str] = Group.anywhere) 
 
 
 def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
-    """Return an empty command line. Its help is plain: it takes half the time of rich, and has no colours."""
+    """Return an empty command line. Its help does not use rich, which takes twice the time."""
     return typer.Typer(
         cls=group,
         rich_markup_mode=None,
@@ -112,7 +110,7 @@ def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands of operators, which every command line has."""
+    """Add the operator commands, which every command line has."""
     _add_group(app, "config", "Show or check the configuration.", show=config.show, check=config.check)
     for command in (
         *(status.status, events.why, events.failures),

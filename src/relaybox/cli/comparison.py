@@ -1,4 +1,4 @@
-"""What a consumer recorded and what was committed for it, side by side on disk, and how they differ."""
+"""Compare the deliveries that a consumer recorded with the events committed for it."""
 
 from __future__ import annotations
 
@@ -27,33 +27,33 @@ from relaybox.wire.codec import BINARY
 Difference = Literal["lost", "phantom", "disorder", "altered", "duplicate"]
 
 Record: TypeAlias = tuple[int, UUID, bytes | None]
-"""A delivery: its place among the records, the event, and the digest of its payload if it has one."""
+"""A recorded delivery: its place, the event, and the digest of its payload if it has one."""
 
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 EXPECTED = "expected an event id, or a JSON object with event_id, webhook-id or id"
 IDS = ("event_id", "webhook-id", "id")
-"""Where an object may have the event's id; its own may stand under ``id``."""
+"""Fields that may hold the event's id, by priority: ``id`` may be the record's own."""
 
 MARGIN = timedelta(hours=1)
-"""How far an emitter's clock, which is in an event's id, may be from the database's."""
+"""How far an emitter's clock, whose time is in the event id, may differ from the database's."""
 
 AT_ONCE = 100
-"""How many payloads are fetched at a time: each may be of a mebibyte."""
+"""Payloads to fetch at a time: each may be 1 MiB."""
 
 LONGEST = 16 * 1024 * 1024
-"""Bytes of a line; a payload of 1 MiB with everything escaped has room."""
+"""Bytes in a line: enough for a payload of 1 MiB with every character escaped."""
 
 
 class Fate(NamedTuple):
-    """An event: its row, and where it was recorded first and how often."""
+    """An event: its row, the place of its first record, and the number of records."""
 
     event: UUID
     key: str | None
     position: int
     status: str
     sent: bool
-    """True if it, or a replay of it, was delivered before what was recorded was read."""
+    """True if it, or a replay of it, was delivered before the records were read."""
     created: datetime
     rows: int
     place: int | None
@@ -62,21 +62,20 @@ class Fate(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Histories:
-    """Two histories side by side on disk: what was recorded, and the rows of one destination.
+    """The records and the rows of one destination.
 
-    They are in a temporary SQLite database that disappears with its connection, so that neither has to fit
-    into memory: it and the operating system keep 64 MiB of them there.
+    They are in a temporary SQLite database on disk with a cache of 64 MiB, so they need not fit into memory.
     """
 
     database: sqlite3.Connection
 
     def record(self, records: Iterable[Record]) -> None:
-        """Add what was recorded."""
+        """Add records."""
         rows = ((place, event.bytes, digest) for place, event, digest in records)
         self.database.executemany(statements.RECORD, rows)
 
     def commit(self, rows: Iterable[tuple[Entry, bool, bool]]) -> None:
-        """Add rows; the flags are True if a row counts as sent, and if it is compared and not only known."""
+        """Add rows, each with two flags: it counts as sent, and it is compared (not only known)."""
         self.database.executemany(
             statements.COMMIT,
             (
@@ -89,37 +88,37 @@ class Histories:
         )
 
     def digests(self, event: UUID) -> Sequence[tuple[int, bytes]]:
-        """Return the places where an event was recorded with a payload."""
+        """Return the place and digest of each record of the event that has a payload."""
         return self.database.execute(statements.DIGESTS, (event.bytes,)).fetchall()
 
     def has_payloads(self) -> bool:
-        """Return True if any record has a payload."""
+        """True if any record has a payload."""
         return self.database.execute(statements.ANY_PAYLOAD).fetchone() is not None
 
     def size(self) -> int:
-        """Return the number of deliveries that were recorded."""
+        """Return the number of records."""
         return int(self.database.execute(statements.SIZE).fetchone()[0])
 
     def fates(self) -> Iterator[Fate]:
-        """Yield every event that is compared, by key and position."""
+        """Yield the events to compare, by key and position."""
         for event, key, position, status, sent, created, *rest in self.database.execute(statements.FATES):
             moment = EPOCH + timedelta(microseconds=created)
             yield Fate(UUID(bytes=event), key, position, status, bool(sent), moment, *rest)
 
     def left_out(self) -> int:
-        """Return the number of events that were recorded and have rows, but none that is compared."""
+        """Return the number of recorded events that have rows, but none to compare."""
         return int(self.database.execute(statements.LEFT_OUT).fetchone()[0])
 
     def strangers(self) -> Iterator[tuple[UUID, int]]:
-        """Yield what was recorded and has no row, and where it was recorded first."""
+        """Yield recorded events that have no row, each with the place of its first record."""
         for event, place in self.database.execute(statements.STRANGERS):
             yield UUID(bytes=event), place
 
 
 @contextmanager
 def open_histories() -> Iterator[Histories]:
-    """Yield empty histories, until the end of the block."""
-    # A name that is empty is a file that has no name. Two loops may use it, one after the other.
+    """Yield empty histories; close them after the block."""
+    # An empty name is a temporary file. Two event loops use it, one after the other.
     with closing(sqlite3.connect("", check_same_thread=False)) as database:
         try:
             database.executescript(statements.TABLES)
@@ -130,29 +129,28 @@ def open_histories() -> Iterator[Histories]:
 
 
 def microseconds(moment: datetime) -> int:
-    """Return the microseconds since the beginning of 1970."""
+    """Return the microseconds since 1970."""
     return (moment - EPOCH) // timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What is compared with what."""
+    """The destination and the period to compare."""
 
     destination: str
     on_failed: str
     since: datetime | None
     until: datetime | None
     place: Callable[[int], str]
-    """Describes a place among the records."""
     kept_since: datetime | None = None
-    """What was emitted before may be pruned; None: nothing is."""
+    """Events emitted earlier may be pruned; None if nothing is pruned."""
 
     def covers(self, moment: datetime) -> bool:
-        """Return True if an event of that moment is compared."""
+        """True if an event emitted at that moment is compared."""
         return (self.since is None or self.since <= moment) and (self.until is None or moment < self.until)
 
     def filter(self) -> Filter:
-        """Return a filter of somewhat more than is compared: each record near the edge finds its row."""
+        """Return a filter wider by ``MARGIN``, so that records near the edge find their rows."""
         since = None if self.since is None else self.since - MARGIN
         until = None if self.until is None else self.until + MARGIN
         return Filter(destination=self.destination, since=since, until=until)
@@ -160,7 +158,7 @@ class Terms:
 
 @dataclass(slots=True)
 class Comparison:
-    """How many there are of each kind, and the first of each in words."""
+    """The result: counts by kind, and the first findings of each kind in words."""
 
     shown: int
     strict: bool
@@ -172,7 +170,7 @@ class Comparison:
     oldest_record: datetime | None = None
 
     def find(self, kind: Difference, event: UUID, text: str, times: int = 1) -> None:
-        """Count it, and keep the first few."""
+        """Count a difference, and keep its text if it is one of the first."""
         self.counts[kind] += times
         if len(self.findings[kind]) < self.shown:
             self.findings[kind].append((event, text))
@@ -185,12 +183,12 @@ class Comparison:
 
     @property
     def ok(self) -> bool:
-        """True if something was compared, and nothing differs."""
+        """True if at least one event was compared and nothing differs."""
         return self.counts["events"] > 0 and not self.differences
 
 
 def compare(histories: Histories, terms: Terms, to: Comparison) -> None:
-    """Judge every event, then every record that has no row."""
+    """Check every event, then every record that has no row."""
     to.counts["records"], to.has_payloads = histories.size(), histories.has_payloads()
     to.counts["outside"] += histories.left_out()
     for _, of_key in groupby(histories.fates(), key=lambda fate: fate.key):
@@ -201,7 +199,7 @@ def compare(histories: Histories, terms: Terms, to: Comparison) -> None:
 
 
 def _judged(fates: Iterator[Fate], terms: Terms, to: Comparison) -> Iterator[Any]:
-    """Judge each event by itself, and yield those that have a place in the order of their key."""
+    """Check each event on its own; yield those that count in the order of their key."""
     for fate in fates:
         to.counts["events"] += 1
         to.counts["keyed"] += fate.key is not None
@@ -213,7 +211,7 @@ def _judged(fates: Iterator[Fate], terms: Terms, to: Comparison) -> Iterator[Any
             to.newest_lost = max(to.newest_lost or fate.created, fate.created)
             continue
         else:
-            # What was delivered since the records were read may stand in them by now.
+            # Delivered after the records were read: its record may exist by now.
             to.counts["pending" if fate.status == "delivered" else fate.status] += 1
         row = Committed(terms.destination, fate.event, fate.key, fate.position)
         yield row, fate.place, fate.status
@@ -247,7 +245,7 @@ def _overtook(overtaking: Overtaking, terms: Terms) -> str:
 
 
 def moment_of(event: UUID) -> datetime | None:
-    """Return when an event was emitted, by its id, or None if the id does not say."""
+    """Return the time in an event id, or None if it is not a valid UUIDv7."""
     if event.version != 7:
         return None
     try:
@@ -258,14 +256,14 @@ def moment_of(event: UUID) -> datetime | None:
 
 @contextmanager
 def opened(path: str) -> Iterator[BinaryIO]:
-    """Open the file, or standard input for ``-``."""
+    """Yield the open file, or standard input for ``-``."""
     if path == "-":
         if sys.stdin is None:
             raise ConfigError("standard input is closed; name a file of what the consumer recorded")
         yield sys.stdin.buffer
         return
     try:
-        # Closed below; only errors of opening it are translated here.
+        # Closed below: only errors of open() are translated here.
         stream = open(path, "rb")  # noqa: SIM115
     except OSError as error:
         fix = "name a file of what the consumer recorded, or - for standard input"
@@ -275,7 +273,7 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
 
 def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
-    """Yield each line; raise on the first malformed line, or if the file is empty."""
+    """Yield the record of each line; raise on the first malformed line, or if the file is empty."""
     empty = True
     for number in count(1):
         raw = stream.readline(LONGEST + 1)
@@ -293,11 +291,11 @@ def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
 
 
 def _record(number: int, raw: bytes) -> Record | None:
-    """Return the record of a line, or None of a blank one; raise ``ValueError`` if the line is malformed."""
+    """Return the record, or None if the line is blank; raise ``ValueError`` if it is malformed."""
     if len(raw) > LONGEST:
         raise ValueError(f"it is longer than {LONGEST:,} bytes")
     try:
-        # Some programs begin a text with a mark of their own.
+        # Some programs write a byte order mark.
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
     except UnicodeDecodeError as error:
         raise ValueError(f"{shorten(raw[:40])} is no UTF-8 text (byte {error.start + 1})") from None
@@ -318,7 +316,6 @@ def _record(number: int, raw: bytes) -> Record | None:
 
 
 def _digest_of(value: dict[str, Any]) -> bytes | None:
-    """Return the digest of the payload: as an envelope has it, or under the name ``payload``."""
     if "data_base64" in value:
         try:
             return digest(base64.b64decode(value["data_base64"], validate=True))
@@ -341,20 +338,20 @@ def _number(text: str) -> float | int:
 
 
 loads = json.JSONDecoder(parse_float=_number).decode
-"""A JSON value in which 1.0 is 1, as many programs write it."""
+"""Parse JSON; 1.0 becomes 1, because many programs write one for the other."""
 
 _dumps = json.JSONEncoder(sort_keys=True, separators=(",", ":")).encode
 
 
 def digest(value: Any) -> bytes:
-    """Return a digest that is the same for equal JSON values, or for equal bytes."""
+    """Return a digest; equal JSON values, or equal bytes, have the same one."""
     if isinstance(value, bytes):
         return blake2b(value, digest_size=16, person=b"bytes").digest()
     return blake2b(_dumps(value).encode(), digest_size=16, person=b"json").digest()
 
 
 async def now(admin: Admin) -> datetime:
-    """Return the database's time, or that of this machine if the database has no row."""
+    """Return the database's time, or this machine's if the database has no rows."""
     page = await admin.events(limit=1, windows=1)
     return page.entries[0].seen_at if page.entries else datetime.now(UTC)
 
@@ -362,7 +359,7 @@ async def now(admin: Admin) -> datetime:
 async def gather(
     admin: Admin, inbox: str | None, histories: Histories, terms: Terms, begun: datetime, done: Comparison
 ) -> datetime:
-    """Read the inbox, if one is given, and then the rows; return the database's time after that."""
+    """Read the inbox, if given, then the rows; return the database's time afterwards."""
     if inbox is not None:
         await _read_inbox(admin, inbox, histories)
     has_payloads = histories.has_payloads()
@@ -386,7 +383,7 @@ async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None
     async for marks in admin.inbox(consumer):
         found: list[Record] = []
         for mark in marks:
-            # Messages of others may have ids of another kind.
+            # Messages from other sources may have ids that are not UUIDs.
             with suppress(ValueError):
                 found.append((microseconds(mark.processed_at), UUID(mark.message_id), None))
         histories.record(found)
@@ -395,14 +392,12 @@ async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None
 
 
 def _is_sent(entry: Entry, begun: datetime) -> bool:
-    """Return True if it was delivered before what was recorded was read."""
     return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < begun)
 
 
 async def _compare_payloads(
     admin: Admin, histories: Histories, entries: Sequence[Entry], terms: Terms, done: Comparison
 ) -> None:
-    """Compare the payload of each record that has one with the stored one, a few at a time."""
     found = {
         entry.id: histories.digests(entry.event_id) for entry in entries if terms.covers(entry.created_at)
     }
@@ -411,7 +406,7 @@ async def _compare_payloads(
         part = recorded[start : start + AT_ONCE]
         contents = await admin.contents([entry.id for entry in part])
         for entry in part:
-            # A row may have been pruned in the meantime.
+            # The row may have been pruned meanwhile.
             wanted = _stored_digest(contents.get(entry.id))
             if wanted is None:
                 continue
@@ -423,7 +418,7 @@ async def _compare_payloads(
 
 
 def _stored_digest(content: Content | None) -> bytes | None:
-    """Return the digest of a stored payload: None if it cannot be compared, empty if it is not JSON."""
+    """Return the digest of a stored payload; None if it cannot be compared, empty if it is not JSON."""
     if content is None or content.payload_encoding not in (None, BINARY):
         return None
     if content.payload_encoding == BINARY:

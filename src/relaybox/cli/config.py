@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 DEFAULT = "default"
 TABLES = ("destinations", "routes", "web")
-"""Settings that have tables of their own."""
 
 DURATIONS = {
     *("timeout", "lease", "poll_interval", "retention", "canary", "base", "cap"),
@@ -67,7 +66,7 @@ to = ["console"]
 
 
 class Shown(NamedTuple):
-    """A setting as it is written in the file, and where it comes from."""
+    """A setting as written in the file, and its source."""
 
     text: str
     source: str
@@ -90,7 +89,7 @@ def init(
     if other is not None and other.name == "pyproject.toml":
         fix = "relaybox.toml would go before it; --force writes it all the same"
         raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
-    # A TOML string is JSON's, with the one character escaped that JSON leaves as it is.
+    # A JSON string is a TOML string, except that TOML requires DEL to be escaped.
     quoted = json.dumps(database).replace("\x7f", "\\u007f")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
@@ -112,7 +111,7 @@ def init(
 
 
 def _new_database(given: str | None) -> str:
-    """Return what the file says; a reference is kept as it is, and its value may not exist yet."""
+    """Return the value for the file. A reference is not resolved: it may not exist yet."""
     if given is None:
         return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
     parse_secret(given, "database")
@@ -171,7 +170,6 @@ def check(context: typer.Context, as_json: Json = False) -> None:
 
 
 def _look(given: Options) -> list[dict[str, Any]]:
-    """Return each thing that was checked, if it is right, and what there is to say about it."""
     from relaybox.cli.application import checks
 
     def found(what: str, text: object, *, ok: bool) -> dict[str, Any]:
@@ -191,13 +189,13 @@ def _look(given: Options) -> list[dict[str, Any]]:
 
 
 def effective_settings(given: Options) -> Tables:
-    """Return the tables of the file: ``relaybox``, ``destinations.NAME``, ``routes.N`` and ``web``."""
+    """Return the tables ``relaybox``, ``destinations.NAME``, ``routes.N`` and ``web``, as in the file."""
     outbox = given.outbox()
     settings = outbox.settings
     try:
         in_file = given.read()
     except RelayboxError:
-        # It is wrong, but the application may not read it.
+        # The application may not read the file: a mistake in it is not fatal here.
         in_file = Settings()
     file, origin = str(given.file()), given.origin(settings)
     default = Settings()
@@ -206,7 +204,7 @@ def effective_settings(given: Options) -> Tables:
     general = {name: _shown(settings, name, origin if name in own else file, default) for name in names}
     named = given.database_source()
     sources = {"database": "--database", "database in the file": file, None: DEFAULT}
-    # An application that names its database itself goes before the environment and the file.
+    # A database set by the application takes precedence over the environment and the file.
     source = origin if "database" in own else str(sources.get(named, named))
     tables = {"relaybox": {**general, "database": _shown(settings, "database", source)}}
     if given.app:
@@ -225,7 +223,6 @@ def effective_settings(given: Options) -> Tables:
 
 
 def _web(settings: Settings, source: str) -> Tables:
-    """Return ``web`` and ``web.users.NAME``, if the web is configured."""
     if not settings.web:
         return {}
     from relaybox.web.settings import WebSettings
@@ -238,7 +235,7 @@ def _web(settings: Settings, source: str) -> Tables:
 
 
 def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
-    """Return the setting ``name`` of an object; what equals that of ``default`` comes from nowhere else."""
+    """Return a setting of an object; its source is the default if it equals that of ``default``."""
     value = getattr(of, name)
     is_default = default is not None and value == getattr(default, name)
     return Shown(_text(name, value), DEFAULT if is_default else source)
@@ -250,7 +247,7 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bare = Destination(destination.name, destination.sink)
-        # What other settings are by default may depend on the order.
+        # The defaults of other settings depend on ``ordered``.
         default = Destination(destination.name, destination.sink, ordered=destination.ordered)
     names = [field.name for field in fields(Destination) if field.name not in ("name", "sink")]
     return {
@@ -260,7 +257,7 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
 
 
 def _text(name: str, value: Any) -> str:
-    """Return the value as TOML writes it; one that TOML cannot write is named."""
+    """Return the value as TOML; a callable is shown by its name."""
     match value:
         case None:
             return "none"
@@ -270,7 +267,7 @@ def _text(name: str, value: Any) -> str:
             inner = (f"{one.name} = {_text(one.name, getattr(value, one.name))}" for one in fields(value))
             return f"{{ {', '.join(inner)} }}"
         case Table():
-            # Their values may be secret, as in the query of a URL.
+            # The values may be secret.
             return f"{{ {', '.join(f'{one} = …' for one in value)} }}" if value else "{}"
         case bool():
             return "true" if value else "false"

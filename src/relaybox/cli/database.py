@@ -1,4 +1,4 @@
-"""``relaybox migrate``, ``sql`` and ``debezium``: what the database needs, done or printed."""
+"""``relaybox migrate``, ``sql`` and ``debezium``: set up the database, or print how."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ asked; --dialect avoids that."""
 
 
 class Dialect(StrEnum):
-    """The databases whose SQL can be printed."""
+    """The databases that ``--dialect`` accepts."""
 
     postgresql = "postgresql"
     mysql = "mysql"

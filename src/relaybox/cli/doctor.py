@@ -54,7 +54,7 @@ def doctor(
 
 
 def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Report:
-    """Return the report; settings that cannot be read are its only finding."""
+    """Return the report; if the settings cannot be read, that is its only finding."""
     import asyncio
     import logging
 
@@ -62,14 +62,14 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
 
     try:
         with warnings.catch_warnings():
-            # They are findings.
+            # The doctor reports them as findings.
             warnings.simplefilter("ignore", ConfigWarning)
             outbox = given.outbox()
     except RelayboxError as error:
         seen, _, fix = " ".join(str(error).split()).rpartition("; ")
         finding = Finding("error", "the settings cannot be read", seen or fix, fix, "settings")
         return Report((finding,), (), ("settings",))
-    # What drivers and sinks log is among the findings.
+    # Silence drivers and sinks: the findings report the same.
     root, nowhere = logging.getLogger(), logging.NullHandler()
     root.addHandler(nowhere)
     try:

@@ -1,4 +1,4 @@
-"""``relaybox events``, ``why``, ``failures`` and ``dead-letters``: what there is, and where it is."""
+"""``relaybox events``, ``why``, ``failures`` and ``dead-letters``."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from relaybox.stores.ledger import Entry, Filter, Page
 
 INTERVAL = 1.0
-"""Seconds between two looks for new events."""
+"""Seconds between two queries for new events."""
 
 AT_ONCE = 1_000
-"""How many new events one look can show."""
+"""Most new events that one query can find."""
 
 Id: TypeAlias = Annotated[str, typer.Argument(metavar="ID", help="Of an event, or of one of its deliveries.")]
 
@@ -117,7 +117,7 @@ async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable
 
     page = await admin.events(filter, limit=AT_ONCE)
     typer.echo("following new events; Ctrl-C ends it", err=True)
-    # What is older than a full page was there before, whatever was pruned from the page since.
+    # Rows below a full page are old: they may move up into the page when others are pruned.
     floor: UUID | None = None
     said = 0
     while True:
@@ -218,17 +218,17 @@ def _show_dead_letters(found: DeadLetters) -> None:
 
 
 def page_document(page: Page) -> dict[str, Any]:
-    """Return a page of deliveries."""
+    """Return a page of deliveries for ``--json``."""
     return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
 
 
 def entry_document(entry: Entry) -> dict[str, Any]:
-    """Return a delivery."""
+    """Return a delivery for ``--json``."""
     return {**asdict(entry), "state": str(entry.state)}
 
 
 def detail_document(detail: Detail) -> dict[str, Any]:
-    """Return a delivery with its payload, headers and failed attempts."""
+    """Return a delivery with its payload, headers and failed attempts, for ``--json``."""
     content = detail.content
     document = entry_document(detail.entry)
     if content is not None:
@@ -243,7 +243,6 @@ def detail_document(detail: Detail) -> dict[str, Any]:
 
 
 def _parsed(text: str) -> Any:
-    """Return the JSON value, or the text if it is not valid JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
@@ -251,7 +250,7 @@ def _parsed(text: str) -> Any:
 
 
 def reason_document(reason: Reason) -> dict[str, Any]:
-    """Return why a delivery is where it is."""
+    """Return the reason for a delivery's state, for ``--json``."""
     entry = reason.entry
     return {
         "id": entry.id,
@@ -266,7 +265,7 @@ def reason_document(reason: Reason) -> dict[str, Any]:
 
 
 def failures_document(failures: Failures) -> dict[str, Any]:
-    """Return failed deliveries, grouped by what went wrong."""
+    """Return the groups of failures for ``--json``."""
     return {
         "failures": [asdict(group) for group in failures.groups],
         "looked_at": failures.looked_at,
@@ -275,6 +274,6 @@ def failures_document(failures: Failures) -> dict[str, Any]:
 
 
 def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
-    """Return a page of dead letters."""
+    """Return a page of dead letters for ``--json``."""
     rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
     return {"dead_letters": rows, "cursor": letters.cursor}

@@ -1,7 +1,7 @@
-"""What ``relay --listen`` serves: metrics, and if the relay lives and deliveries flow.
+"""Serve metrics and health of a relay, for ``relay --listen``.
 
-The HTTP server is a small one: it knows GET, reads no body, and answers once a connection. The standard
-library parses its requests, so that the extra ``metrics`` is all it takes.
+The HTTP server is minimal: GET only, no bodies, one answer a connection. The standard library parses its
+requests, so it needs only the extra ``metrics``.
 """
 
 from __future__ import annotations
@@ -40,21 +40,21 @@ except ImportError:
 
 LOOPBACK = "127.0.0.1"
 HEAD = 16_384
-"""Bytes of a request's head that are read."""
+"""Most bytes of a request's head."""
 AT_ONCE = 50
-"""Connections that are served at the same time; others are closed."""
+"""Connections served at the same time; further ones are closed."""
 SLOWEST = 5.0
-"""Seconds that a client has for its request, and for taking the answer."""
+"""Seconds for a client to send its request, and again to take the answer."""
 SILENT = 30.0
-"""Seconds without an answer of the database after which a relay is not ready."""
+"""Seconds without an answer from the database until a relay is not ready."""
 STALLED = 45.0
-"""Seconds for which work is due and nothing settles: together with a look now and then, within a minute."""
+"""Seconds of due work without a settlement; with the time between checks, under a minute."""
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
 
 
 class Reply(NamedTuple):
-    """What a page answers."""
+    """The response of a page."""
 
     status: int
     content_type: str
@@ -65,7 +65,7 @@ Page: TypeAlias = Callable[[], Awaitable[Reply]]
 
 
 def listen(address: str) -> socket.socket:
-    """Return a socket at ``HOST:PORT``, or at a port of the loopback; raise ``ConfigError`` on failure."""
+    """Return a socket that listens at ``HOST:PORT``, or at ``PORT`` of the loopback address."""
     match = _ADDRESS.fullmatch(address)
     if match is None or int(match["port"]) > 65_535:
         raise ConfigError(f"--listen = {address!r}: write HOST:PORT, such as 127.0.0.1:9464")
@@ -83,7 +83,7 @@ def listen(address: str) -> socket.socket:
 
 @asynccontextmanager
 async def serving(listening: socket.socket, pages: Mapping[str, Page]) -> AsyncIterator[None]:
-    """Serve the pages, by their paths, beside the block."""
+    """Serve the pages, by path, during the block."""
     served: set[asyncio.Task[None]] = set()
     local = is_loopback(str(listening.getsockname()[0]))
 
@@ -110,7 +110,7 @@ async def serving(listening: socket.socket, pages: Mapping[str, Page]) -> AsyncI
 async def _serve(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Mapping[str, Page], local: bool
 ) -> None:
-    # A client that goes away, or is slow, is nobody's trouble but its own.
+    # Ignore clients that disconnect or are too slow.
     with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         try:
             async with asyncio.timeout(SLOWEST):
@@ -135,20 +135,20 @@ async def _serve(
 
 
 class _Request(BaseHTTPRequestHandler):
-    """Parse the head of a request; answering it is left to the caller."""
+    """Parse the head of a request; the caller answers it."""
 
     def __init__(self, head: bytes) -> None:
         self.rfile = BytesIO(head)
         self.raw_requestline = self.rfile.readline()
         parsed = self.parse_request() and self.request_version in ("HTTP/1.0", "HTTP/1.1")
-        # A line that is no header would hide those after it, such as Host.
+        # A malformed line would hide the headers after it, such as Host.
         self.is_valid = parsed and not self.headers.defects
 
     def send_error(self, *about: Any) -> None:
-        """Write nothing: the parser calls this for what it does not understand."""
+        """Write nothing; the parser calls this on a malformed request."""
 
     def names_this_host(self) -> bool:
-        """Return True if the request names this host, or no host, as no browser does."""
+        """True if the Host header names this host, or is missing, which no browser does."""
         try:
             names = [urlsplit(f"//{host.strip()}").hostname for host in self.headers.get_all("host", ())]
         except ValueError:
@@ -160,7 +160,7 @@ async def _reply(request: _Request, pages: Mapping[str, Page], local: bool) -> R
     if not request.is_valid:
         return _plain(400, "this is no HTTP request")
     if local and not request.names_this_host():
-        # A page of elsewhere that leads its own name here would read what only this host may.
+        # DNS rebinding: a foreign page whose name resolves to this host could read the answer.
         return _plain(421, "only names of this host, such as localhost, are answered")
     path = request.path.partition("?")[0]
     if path not in pages:
@@ -175,7 +175,7 @@ def _plain(status: int, text: str) -> Reply:
 
 
 class Monitor:
-    """Observe a relay, and serve pages that show its work."""
+    """Observe a relay, and serve its metrics and health."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
@@ -193,7 +193,7 @@ class Monitor:
         return [self._metrics, self._flow]
 
     async def run(self, listening: socket.socket, relay: Relay) -> None:
-        """Run the relay, and serve its pages meanwhile."""
+        """Run the relay, and serve its pages while it runs."""
         host, port = listening.getsockname()[:2]
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         logging.getLogger("relaybox.relay").info(
@@ -206,7 +206,7 @@ class Monitor:
 
     @asynccontextmanager
     async def serving(self, listening: socket.socket, relay: Relay) -> AsyncIterator[None]:
-        """Serve the pages of the relay beside the block, with one more connection to the database."""
+        """Serve the relay's pages during the block, with one more connection to the database."""
         async with self._outbox.admin("relay", connections=1) as admin:
             pages: dict[str, Page] = {
                 "/metrics": partial(self._exposed, admin),
@@ -226,7 +226,7 @@ class Monitor:
 
     async def _ready(self, admin: Admin, relay: Relay) -> Reply:
         problems = [problem async for problem in self._problems(admin, relay)]
-        # After the colon of a reason come addresses and what others said, which not everybody may know.
+        # Hide what follows the colon: addresses and texts of other systems, which not everybody may see.
         shown = [asdict(problem) | {"reason": problem.reason.partition(":")[0]} for problem in problems]
         document = {"ready": not problems, "problems": shown}
         return Reply(503 if problems else 200, "application/json", json.encode(document) + b"\n")
@@ -245,7 +245,7 @@ class Monitor:
                 yield problem
 
     def _own(self, relay: Relay, *, circuits: bool) -> Iterator[Problem]:
-        """Yield what the relay knows itself; the database knows more about ``circuits``, while it answers."""
+        """Yield the relay's own problems; ask for ``circuits`` only if the database does not answer."""
         yield from self._flow.stops(circuits=circuits)
         if (canary := relay.canary) is None:
             return

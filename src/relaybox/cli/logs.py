@@ -1,4 +1,4 @@
-"""The log of a relay on standard error: lines for people, or one JSON object a line for programs."""
+"""Write the log to standard error, as text or as one JSON object a line."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ _NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warnin
 
 
 class TextFormatter(logging.Formatter):
-    """``2026-11-15 06:10:50.123 info     runner  delivered 12``, in local time."""
+    """Format as ``2026-11-15 06:10:50.123 info    delivered 12``, in local time."""
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, and the traceback below it, if any."""
+        """Return one line, followed by the traceback if there is one."""
         level = _NAMES.get(record.levelno, "error")
         when = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}"[:-3]
         said = record.getMessage()
@@ -36,10 +36,10 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """``{"time": …, "level": …, "logger": …, "message": …}`` and what the record says as values."""
+    """Format as ``{"time": …, "level": …, "logger": …, "message": …}``, with the fields of ``relay``."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one object on one line."""
+        """Return the record as one line of JSON."""
         document: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": _NAMES.get(record.levelno, "error"),
@@ -53,7 +53,7 @@ class JsonFormatter(logging.Formatter):
 
 
 def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> logging.Handler:
-    """Write what Relaybox logs to standard error; what others log too, unless the application sees to it."""
+    """Log Relaybox to standard error, and other libraries too unless the root logger has handlers."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)
     handler.setFormatter(JsonFormatter() if form == LogFormat.json else TextFormatter(colour=colours(stream)))
@@ -63,15 +63,15 @@ def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) ->
     ours.setLevel(number)
     if not root.handlers:
         root.addHandler(handler)
-        # What drivers and clients say when they are debugged may hold what is secret.
+        # Debug messages of drivers and clients may contain secrets.
         root.setLevel(max(number, logging.INFO))
-        # The driver and its pool repeat for each connection what the relay tells once.
+        # The driver and its pool repeat for each connection what the relay logs once.
         logging.getLogger("psycopg").setLevel(logging.ERROR)
-    # A log that cannot be written must not be the end of what is being sent.
+    # A log that cannot be written must not stop deliveries.
     logging.raiseExceptions = False
     return handler
 
 
 def colours(stream: TextIO) -> bool:
-    """Return True if the stream is a terminal that shows colours, and NO_COLOR is not set."""
+    """True if the stream is a terminal that shows colours, and NO_COLOR is not set."""
     return stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"

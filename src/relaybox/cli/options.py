@@ -1,4 +1,4 @@
-"""Options that several commands take, how their values are read, and the settings they lead to."""
+"""Options that several commands share, and how their values are parsed."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ LogFormat = StrEnum("LogFormat", ("text", "json"))
 
 
 class Status(StrEnum):
-    """The states that can be asked for."""
+    """The states that ``--status`` accepts."""
 
     pending = "pending"
     due = "due"
@@ -72,7 +72,7 @@ LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or J
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The global options as they were given. A framework with other options derives its own class."""
+    """The global options as given. An integration with other options derives its own class."""
 
     database: str | None
     config: str | None
@@ -87,40 +87,40 @@ class Options:
     )
 
     def outbox(self) -> Outbox:
-        """Return the application's outbox if one is named, else one made of the settings."""
+        """Return the application's outbox if one is named, else one made from the settings."""
         from relaybox.cli.application import load_outbox
 
         return load_outbox(self)
 
     def settings(self, **flags: str | None) -> Settings:
-        """Return the settings, the application's if one is named; the flags override them."""
+        """Return the settings, or the application's if one is named; ``flags`` override them."""
         if self.app is not None or (settings := self.read()).app is not None:
             settings = self.outbox().settings
         given: dict[str, Any] = {name: flag for name, flag in flags.items() if flag is not None}
         return replace(settings, **given)
 
     def read(self) -> Settings:
-        """Return the settings of the flag, the environment and the file, without the application's."""
+        """Return the settings of flags, environment and file, without the application's."""
         return Settings.load(self.path(), os.environ, self.database)
 
     def path(self) -> Path | None:
-        """Return the file that was given."""
+        """Return the path of ``--config``."""
         return None if self.config is None else Path(self.config)
 
     def file(self) -> Path | None:
-        """Return the file that is read, if any."""
+        """Return the configuration file that is read, if any."""
         return find_file(self.path(), os.environ)
 
     def database_source(self) -> str | None:
-        """Return what names the database, or ``None`` if only the application may."""
+        """Return the source of the database's URL, or None if neither flag, environment nor file sets it."""
         return database_source(self.path(), os.environ, self.database)
 
     def origin(self, settings: Settings) -> str:
-        """Return the source of settings that are not in the file."""
+        """Describe the source of settings that are not in the file."""
         return f"app {self.app or self.read().app}"
 
     def sources(self, outbox: Outbox) -> str:
-        """Describe everything that was read, and the file that an application leaves unread."""
+        """Describe the sources that were read, and the file if the application does not read it."""
         file = self.file()
         app = self.app or self.read().app
         if app and file and outbox.file is None:
@@ -128,13 +128,13 @@ class Options:
         return ", ".join([str(file) if file else "no file, the defaults", *([f"app {app}"] if app else [])])
 
     def shown_database(self, settings: Settings) -> str:
-        """Describe the database without its secrets, and say if it is only the default one."""
+        """Return the database's URL without secrets, with a note if it is the default."""
         shown = mask_url(settings.database)
         chosen = self.database_source() is not None or self.settings().database != DEFAULT_DATABASE
         return shown if chosen else f"{shown} (the default; choose with --app or --database)"
 
     def ask(self, actor: str, work: Callable[[Admin], Awaitable[T]]) -> T:
-        """Do the work with the operators' service on a connection of its own; the audit names ``actor``."""
+        """Run ``work`` with an ``Admin`` that has one connection; the audit names ``actor``."""
         import asyncio
 
         from relaybox.cli.application import open_outbox
@@ -149,19 +149,19 @@ class Options:
 
 
 def options(context: typer.Context) -> Options:
-    """Return the global options of the command that is running."""
+    """Return the global options of the running command."""
     found = context.find_object(Options)
     assert found is not None
     return found
 
 
 def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
-    """Do the work with the operators' service on the database of the settings."""
+    """Run ``work`` with an ``Admin`` on the configured database."""
     return options(context).ask(actor(), work)
 
 
 def actor() -> str:
-    """Return who is at the keyboard, for the audit."""
+    """Return ``user@host`` for the audit."""
     import getpass
     import socket
 
@@ -173,7 +173,7 @@ def actor() -> str:
 
 
 def parse_id(text: str) -> UUID:
-    """Return the id that was typed."""
+    """Parse an id; raise ``ConfigError`` if it is not a UUID."""
     try:
         return UUID(text)
     except ValueError:
@@ -229,7 +229,7 @@ def criteria(
 
 @dataclass(frozen=True, slots=True)
 class Bulk:
-    """How an action on many deliveries is done."""
+    """The options of actions on many deliveries."""
 
     rate: Rate = None
     dry_run: DryRun = False
@@ -238,11 +238,11 @@ class Bulk:
 
 
 BUNDLES: dict[str, Callable[..., Any]] = {"bulk": Bulk, "filter": criteria}
-"""What makes the value of a parameter of that name, out of options that are its own parameters."""
+"""Maps a parameter of a command to the callable that builds its value from several options."""
 
 
 def bundled(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the options of its bundles, instead of the parameters that it takes them by."""
+    """Replace each bundle parameter of a command with the options it is built from."""
     own = _parameters(command)
     bundles = {each.name: _parameters(BUNDLES[each.name]) for each in own if each.name in BUNDLES}
     options = [option for each in own for option in bundles.get(each.name, [each])]
@@ -253,7 +253,7 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
             given[name] = BUNDLES[name](**{part.name: given.pop(part.name) for part in parts})
         command(**given)
 
-    # What the command line is made of.
+    # Typer reads the options from these.
     with_bundles.__signature__ = inspect.Signature(options)  # type: ignore[attr-defined]
     with_bundles.__annotations__ = {each.name: each.annotation for each in options}
     del with_bundles.__wrapped__

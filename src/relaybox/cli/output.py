@@ -1,4 +1,4 @@
-"""How commands print and ask: tables, notes on standard error, JSON."""
+"""Print tables, JSON and notes on standard error, and ask for confirmation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NOBODY = "nobody is here to confirm this: add --yes, or --dry-run to see what it
 
 
 def confirm(question: str, otherwise: str = NOBODY) -> None:
-    """Ask on a terminal; without one, raise ``otherwise``, which names ``--yes``."""
+    """Ask on a terminal; without one, raise ``ConfigError`` with the text ``otherwise``."""
     if not sys.stdin.isatty():
         raise ConfigError(otherwise)
     if not typer.confirm(question):
@@ -27,7 +27,7 @@ def confirm(question: str, otherwise: str = NOBODY) -> None:
 
 
 def complain(message: str) -> NoReturn:
-    """Print one line on standard error, and end the command with the status 1."""
+    """Print one line on standard error and exit with status 1."""
     note(message)
     raise typer.Exit(1)
 
@@ -38,7 +38,7 @@ def note(message: str) -> None:
 
 
 def answer(found: T, as_json: bool, document: Callable[[T], Any], show: Callable[[T], None]) -> None:
-    """Print what was found: its document as JSON, or as text for people."""
+    """Print a result: its document as JSON, or as text with ``show``."""
     if as_json:
         print_json(document(found))
     else:
@@ -46,7 +46,7 @@ def answer(found: T, as_json: bool, document: Callable[[T], Any], show: Callable
 
 
 def tell(as_json: bool, document: Any, text: str) -> None:
-    """Print what was done: as JSON, or in one line for people."""
+    """Print a result that is already made: the document as JSON, or the text."""
     if as_json:
         print_json(document)
     else:
@@ -54,17 +54,17 @@ def tell(as_json: bool, document: Any, text: str) -> None:
 
 
 def print_json(document: Any, *, compact: bool = False) -> None:
-    """Print a document of dicts, lists, texts, numbers, ids and times."""
+    """Print a document as JSON; it may contain UUIDs and datetimes."""
     typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2, default=in_json))
 
 
 def in_json(value: Any) -> str:
-    """Return an id or a time as JSON has it."""
+    """Return a UUID or a datetime as a string for JSON."""
     return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
 
 
 def plain(text: object) -> str:
-    """Replace what is not printable, so that the text moves no cursor and changes no colour."""
+    """Replace unprintable characters, so that the text cannot control the terminal."""
     return "".join(character if character.isprintable() else "�" for character in str(text))
 
 
@@ -75,10 +75,7 @@ def ago(seconds: float) -> str:
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:
-    """Print a table that fits the terminal; columns in ``whole`` are never cut.
-
-    A file or a pipe gets everything.
-    """
+    """Print a table that fits the terminal, or 1,000 columns elsewhere; columns in ``whole`` never wrap."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -97,7 +94,7 @@ def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole
 def print_page(
     headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int], cursor: object, none: str
 ) -> None:
-    """Print a page as a table, or ``none`` if there is nothing, and how to see the next page."""
+    """Print a page as a table, or the text ``none`` if it is empty, and the cursor of the next page."""
     if rows:
         print_table(headings, rows, whole)
     else:

@@ -1,4 +1,4 @@
-"""How far a command has come: a bar or a line on a terminal, else a line from time to time."""
+"""Show the progress of a command: a bar or a line on a terminal, else a line now and then."""
 
 from __future__ import annotations
 
@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REDRAW_SECONDS = 0.1
-"""Between two changes of the line on a terminal."""
 
 LINE_SECONDS = 10.0
-"""Between two lines where there is no terminal."""
 
 _CLEAR = "\r\x1b[K"
 
 
 async def with_bar(total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]) -> T:
-    """Do the work, with a bar on a terminal; the work calls its argument with the number done so far."""
+    """Run ``work`` with a bar on a terminal; it calls its argument with the number done so far."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -44,7 +42,7 @@ async def with_bar(total: int | None, label: str, work: Callable[[Callable[[int]
 
 
 def reading_bar(stream: BinaryIO) -> Any:
-    """Return the stream, with a bar on a terminal that says how much of it is read."""
+    """Return a context manager of the stream that shows on a terminal how much is read."""
     from rich.console import Console
     from rich.progress import wrap_file
 
@@ -56,7 +54,7 @@ def reading_bar(stream: BinaryIO) -> Any:
 
 
 class DrainProgress(Counter):
-    """Count what a drain does, and show the count on one line of a terminal."""
+    """Count the deliveries of a drain, and show the counts on one line of a terminal."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -65,7 +63,7 @@ class DrainProgress(Counter):
         self._began = time.monotonic()
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count, and show it from time to time."""
+        """Count the settlements, and update the line."""
         super().settled(destination, settlements, lost)
         now = time.monotonic()
         if not self._shows or now - self._shown < REDRAW_SECONDS:
@@ -83,7 +81,7 @@ class DrainProgress(Counter):
         self.make_room()
 
     def make_room(self, _: Any = None) -> bool:
-        """Clear the line; return True, so that this can be the filter of a log."""
+        """Clear the line; return True, so that this works as a logging filter."""
         if self._shows:
             typer.echo(_CLEAR, nl=False, err=True)
         return True
@@ -91,7 +89,7 @@ class DrainProgress(Counter):
 
 @contextmanager
 def backfill_progress() -> Iterator[Callable[[Progress], None]]:
-    """Yield what shows the progress of a backfill: a bar on a terminal, else a line from time to time."""
+    """Yield a callback that shows the progress of a backfill."""
     from rich.console import Console
 
     console = Console(stderr=True)
@@ -107,7 +105,7 @@ def backfill_progress() -> Iterator[Callable[[Progress], None]]:
 
         def update(progress: Progress) -> None:
             completed = progress.done + progress.skipped
-            # It was counted at the beginning; there may be more by now.
+            # The total was counted at the start; there may be more by now.
             total = None if progress.total is None else max(progress.total, completed)
             bars.update(task, completed=completed, total=total, description=_backfill_state(progress))
 
@@ -115,7 +113,7 @@ def backfill_progress() -> Iterator[Callable[[Progress], None]]:
 
 
 class _BackfillLines:
-    """Write a line when the backfill begins to wait, and from time to time."""
+    """Write a line every ``LINE_SECONDS``, and when the backfill starts to wait."""
 
     def __init__(self) -> None:
         self._written_at = time.monotonic()

@@ -1,4 +1,4 @@
-"""``relaybox relay``, ``drain``, ``prune`` and ``web``: the commands that run a relay, or a server."""
+"""``relaybox relay``, ``drain``, ``prune`` and ``web``: commands that run a relay or a server."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def relay(
         from relaybox.cli.listen import Monitor
         from relaybox.cli.listen import listen as bind
 
-        # Both raise before the relay starts if they cannot work.
+        # Fail before the relay starts.
         monitor, listening = Monitor(outbox), bind(listen)
     logs.configure(log_level, log_format)
     started = outbox.relay(patience=seconds, observers=() if listen is None else monitor.observers)
@@ -88,7 +88,7 @@ def _log_start(outbox: Outbox, relay: Relay) -> None:
 
 
 class Drained(NamedTuple):
-    """What a drain did, for which destinations, and True if a signal ended it."""
+    """The result of a drain; ``stopped`` is True if a signal ended it."""
 
     counter: Counter
     names: list[str]
@@ -96,7 +96,7 @@ class Drained(NamedTuple):
 
     @property
     def counts(self) -> dict[str, dict[str, int]]:
-        """Return what became of the deliveries of each destination."""
+        """Return the counts of each destination."""
         return {name: asdict(self.counter.counts[name]) for name in self.names}
 
 
@@ -112,7 +112,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 
 
 def run_drain(given: Options, patience: str) -> Drained:
-    """Deliver what is due, and make due what waits without a reason."""
+    """Make deliveries due that wait without a reason, then deliver all that are due."""
     from relaybox.cli import logs
     from relaybox.cli.application import check_all
     from relaybox.cli.progress import DrainProgress
@@ -128,7 +128,7 @@ def run_drain(given: Options, patience: str) -> Drained:
 
 
 def drained_document(drained: Drained) -> dict[str, Any]:
-    """Return what a drain did, for ``--json``."""
+    """Return the result of a drain for ``--json``."""
     held = drained.counter.held
     about = {
         name: {**count, "held": held[name].why if name in held else None}
@@ -138,7 +138,7 @@ def drained_document(drained: Drained) -> dict[str, Any]:
 
 
 def show_drained(drained: Drained) -> None:
-    """Print what a drain did."""
+    """Print the result of a drain."""
     rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in drained.counts.items()]
     print_table(["DESTINATION", "DELIVERED", "RETRIED", "FAILED"], rows, range(4))
     for name, why in drained.counter.held.items():
@@ -158,7 +158,7 @@ def prune(context: typer.Context, as_json: Json = False) -> None:
 
 
 def run_prune(given: Options) -> int | None:
-    """Remove it; return the number of rows, or None if a relay leads and does so itself."""
+    """Prune; return the number of rows, or None if a relay leads and prunes itself."""
     from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
 
@@ -177,7 +177,7 @@ def run_prune(given: Options) -> int | None:
 
 
 def show_removed(removed: dict[str, int | None], as_json: bool) -> None:
-    """Print how many rows were removed, by database if there are several."""
+    """Print the number of removed rows, by database if there are several."""
     if as_json:
         print_json({"removed": sum(filter(None, removed.values()))})
         return
@@ -220,7 +220,7 @@ def web(
     check_tables(outbox.settings, given)
     logs.configure(log_level, log_format)
     listener = listen(served.settings.host, served.settings.port)
-    # An address that stands for all becomes the loopback, where a browser finds it.
+    # A browser cannot open a wildcard address: print the loopback instead.
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(served.settings.host, served.settings.host)
     name = f"[{name}]" if ":" in name else name
     typer.echo(f"relaybox web: http://{name}:{listener.getsockname()[1]}/")

@@ -1,4 +1,4 @@
-"""``relaybox backfill``, ``reindex`` and ``reconcile``: what a search index has, and what it should have."""
+"""``relaybox backfill``, ``reindex`` and ``reconcile``: fill, rebuild and check a search index."""
 
 from __future__ import annotations
 
@@ -65,7 +65,6 @@ Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Documents in one tra
 SOURCE: Any = typer.Option(
     "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
 )
-"""Where the documents of an index come from."""
 
 
 def backfill(
@@ -125,7 +124,7 @@ def backfill(
 
 
 def _parse_rate(text: str | None) -> float | None:
-    """Return documents a second, of ``500``, ``500/s``, ``600/m`` or ``10/h``."""
+    """Return documents a second, from ``500``, ``500/s``, ``600/m`` or ``10/h``."""
     if text is None:
         return None
     return parse_rate(f"{text}/s" if text.replace(".", "", 1).isdecimal() else text, "--rate")
@@ -168,7 +167,6 @@ def _note_refused(done: Backfilled) -> None:
 
 
 def _payload(done: Backfilled) -> str | None:
-    """Return the first document as JSON, or None if it was refused."""
     from relaybox.wire.codec import Limits, encode_payload
 
     assert done.example is not None
@@ -246,7 +244,7 @@ def reindex(
         _run(lambda: _again(rebuild, pause, as_json))
         return
     if dry_run or not yes:
-        # It fails as the rebuild itself would.
+        # Fails as the rebuild itself would, before the question.
         name, number = _run(lambda: alook(outbox, destination, documents, **which))
         many = "an unknown number of" if number is None else f"{number:,}"
         if dry_run:
@@ -258,12 +256,11 @@ def reindex(
 
 
 def _say(as_json: bool, text: str) -> None:
-    """Print a step as it comes; on standard error if the answer is JSON."""
     typer.echo(plain(text), err=as_json)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do the work; a rebuild that fails ends the command with the status 1."""
+    """Run ``work``; exit with status 1 if the rebuild fails."""
     from relaybox.cli.signals import run_interruptible
     from relaybox.search.reindex_operation import ReindexFailed
 
@@ -274,10 +271,7 @@ def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 async def _again(rebuild: Callable[[], Coroutine[Any, Any, Reindexed]], pause: float, as_json: bool) -> None:
-    """Rebuild again and again until interrupted; report a failure, and go on.
-
-    A setting that is wrong from the beginning ends it.
-    """
+    """Rebuild until interrupted; report failures and go on, except for a wrong setting in the first turn."""
     import asyncio
 
     for turn in itertools.count():
@@ -371,7 +365,7 @@ def _show_reconciled(result: Reconciled) -> None:
     for one in result.examples:
         typer.echo(plain(_described(one)))
     if result.blocked:
-        # The id helps only if it is the only one.
+        # Name the id only if there is just one.
         failed = {one.failed for one in result.examples if one.blocked}
         why = command(f"why {failed.pop() if len(failed) == 1 else 'ID'}")
         typer.echo(f"{result.blocked:,} wait behind a failed event: {why}, then retry or discard it")

@@ -1,4 +1,4 @@
-"""Work in the process of a command that SIGTERM and SIGINT end."""
+"""Run the work of a command until SIGTERM or SIGINT ends it."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ STOP = (signal.SIGTERM, signal.SIGINT)
 
 @contextmanager
 def on_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> Iterator[None]:
-    """Call a handler when its signal comes, until the end of the block."""
-    # Only the main thread can listen to signals.
+    """Call the handlers on their signals during the block, from the event loop."""
+    # Only the main thread can set signal handlers.
     listens = threading.current_thread() is threading.main_thread()
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items() if listens else ():
@@ -47,7 +47,7 @@ def on_signals(handlers: Mapping[signal.Signals, Callable[[], object]]) -> Itera
 def handling(
     numbers: Iterable[signal.Signals], handler: Callable[[int, FrameType | None], Any]
 ) -> Iterator[None]:
-    """Let a handler of the process take these signals, until the end of the block."""
+    """Install a handler for these signals during the block."""
     before = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield
@@ -57,7 +57,7 @@ def handling(
 
 
 def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
-    """Do the work; a signal cancels it, so that it clears up, and the status is 1 then."""
+    """Run ``work``; a signal cancels it, so that it cleans up, and exits with status 1."""
 
     async def main() -> T:
         task = asyncio.current_task()
@@ -73,7 +73,7 @@ def run_interruptible(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
 
 
 def leave(number: signal.Signals) -> NoReturn:
-    """End the process without exceptions: a handler that swallows them could delay the end."""
+    """End the process at once, without an exception that other code could catch."""
     os._exit(128 + number)
 
 
@@ -82,7 +82,7 @@ def stop_requested(
     first: Callable[[signal.Signals], None] | None = None,
     second: Callable[[signal.Signals], NoReturn] = leave,
 ) -> Iterator[Callable[[], bool]]:
-    """Yield what returns True after the first signal. The second signal ends the process at once."""
+    """Yield a function that returns True after the first signal. The second ends the process at once."""
     asked: list[signal.Signals] = []
 
     def ask(number: signal.Signals) -> None:
@@ -97,13 +97,12 @@ def stop_requested(
 
 
 def run_relay(relay: Relay, work: Callable[[], Coroutine[Any, Any, T]], patience: float) -> tuple[T, bool]:
-    """Do the work of a relay; return its result, and True if a signal ended it early.
+    """Run ``work`` of a relay; return its result, and True if a signal stopped it.
 
-    The first signal stops the relay, the second ends the process at once, with 128 and the signal's number
-    for its status.
+    The first signal stops the relay. The second ends the process at once with status 128 + signal.
     """
-    # The process is the relay's own: what was made up to now stays, and to look through it for garbage again
-    # and again would take a fifth of a busy relay's time.
+    # Existing objects live as long as the process: scanning them for garbage again and again would take a
+    # fifth of a busy relay's time.
     gc.freeze()
 
     def stop(number: signal.Signals) -> None:

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 COUNTS = ("due", "scheduled", "parked", "sending", "failed", "delivered")
 
 SHORTEST = 0.2
-"""Seconds; more often, the looking itself would be a load."""
+"""Shortest interval in seconds: more frequent queries would load the database."""
 
 WIDE = 110
-"""Columns of a frame that goes to a file or a pipe, unless COLUMNS says otherwise."""
+"""Width of a frame in a file or a pipe, unless COLUMNS is set."""
 
 
 def status(context: typer.Context, as_json: Json = False) -> None:
@@ -52,12 +52,12 @@ def _show(stats: Stats) -> None:
 
 
 def shown_name(one: DestinationStats) -> str:
-    """Return the destination's name, also for what has no route."""
+    """Return the destination's name, or ``(unrouted)``."""
     return one.name or "(unrouted)"
 
 
 def oldest(counts: Counts) -> str:
-    """Return the age of what has waited longest."""
+    """Return the age of the delivery that has waited longest."""
     return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
 
 
@@ -115,7 +115,7 @@ def _relays(stats: Stats) -> str:
 
 
 def stats_document(stats: Stats) -> dict[str, Any]:
-    """Return the counts of every destination, and the relays, for ``--json``."""
+    """Return the counts, destinations and relays for ``--json``."""
     return {
         **counts_document(stats.total),
         "destinations": [_destination(one) for one in stats.destinations],
@@ -166,6 +166,6 @@ def top(
         console.print(draw(View(where, await collect(admin)), console.width, None))
         sys.stdout.flush()
 
-    # Ctrl-C is how one leaves.
+    # Ctrl-C is a normal way to leave.
     with suppress(KeyboardInterrupt):
         given.ask(actor(), work)

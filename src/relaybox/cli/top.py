@@ -1,4 +1,4 @@
-"""The screen of ``relaybox top``: what a frame shows, how it fits the columns, and keys between frames."""
+"""Draw the screen of ``relaybox top``, and react to keys."""
 
 from __future__ import annotations
 
@@ -29,15 +29,14 @@ from relaybox.sinks.sink import describe
 from relaybox.stores.ledger import Entry, Filter, Relay
 
 HOURS = 0.5
-"""How far back the rates go: a point for each minute of the last half hour."""
 
 FAILURES = 5
 RELAYS = 5
 DESTINATIONS = 50
-"""How many are asked about, and shown where there is room."""
+"""How many of each are queried, and shown if there is room."""
 
 PATIENCE = 10.0
-"""Seconds for one look; then the database counts as gone, until the next one."""
+"""Seconds for one refresh; after that the screen says that the database does not answer."""
 
 UP, DOWN = "\x1b[A", "\x1b[B"
 _ALSO = {"k": UP, "j": DOWN, "\x1bOA": UP, "\x1bOB": DOWN}
@@ -45,11 +44,11 @@ _ALSO = {"k": UP, "j": DOWN, "\x1bOA": UP, "\x1bOB": DOWN}
 WAITING = ("due", "scheduled", "parked")
 BARS = "▁▂▃▄▅▆▇█"
 STYLES = {"ok": "", "retrying": "", "debezium": "", "paused": "yellow"}
-"""Of destinations, by their state; another state is red."""
+"""Colours of destinations by state; any other state is red."""
 
 
 class Frame(NamedTuple):
-    """What the database said at one moment."""
+    """The data of one refresh."""
 
     at: datetime
     stats: Stats
@@ -60,7 +59,7 @@ class Frame(NamedTuple):
 
 @dataclass(slots=True)
 class View:
-    """What is on the screen: the last frame, and what the operator is doing."""
+    """What is on the screen: the last frame, and the operator's selection and question."""
 
     where: str
     frame: Frame | None = None
@@ -69,15 +68,14 @@ class View:
     question: str | None = None
     notice: str | None = None
     keys: bool = False
-    """True if there is a keyboard."""
 
     def destinations(self) -> Sequence[DestinationStats]:
-        """Return those that are shown, by name."""
+        """Return the destinations to show, by name."""
         return () if self.frame is None else self.frame.stats.destinations[:DESTINATIONS]
 
 
 async def collect(admin: Admin) -> Frame:
-    """Ask for everything; no question reads more than roll-ups and capped counts."""
+    """Query everything; the queries read only roll-ups and capped counts."""
     stats = await admin.stats()
     rates = {
         one.name: await admin.series(HOURS, one.name)
@@ -89,7 +87,7 @@ async def collect(admin: Admin) -> Frame:
 
 
 def draw(view: View, width: int, height: int | None) -> RenderableType:
-    """Draw the whole screen; without a height, all of it."""
+    """Draw the screen; if ``height`` is None, show every row."""
     frame = view.frame
     at = "" if frame is None else f"{frame.at:%H:%M:%S} UTC  "
     parts: list[RenderableType] = [_line(f"relaybox top  {at}{view.where}", "bold", width)]
@@ -139,13 +137,13 @@ def _totals(frame: Frame, width: int) -> Text:
 
 
 def spark(values: Sequence[float]) -> str:
-    """Return bars of the values, the highest as high as a line."""
+    """Return a sparkline, scaled to the highest value."""
     highest = max(values, default=0.0) or 1.0
     return "".join(BARS[round((len(BARS) - 1) * value / highest)] for value in values)
 
 
 def _rate(series: Series | None, now: datetime) -> str:
-    """Return deliveries a second since the beginning of the last whole minute."""
+    """Return deliveries a second over the last whole minute and the current one."""
     if series is None or len(series.points) < 2:
         return "-"
     over, going_on = series.points[-2:]
@@ -155,7 +153,7 @@ def _rate(series: Series | None, now: datetime) -> str:
 
 
 def _lag(series: Series | None) -> str:
-    """Return p50 and p99 of the last minute in which something was delivered."""
+    """Return p50 and p99 of the last minute that has deliveries."""
     for point in reversed(series.points if series else ()):
         if point.p50 is not None and point.p99 is not None:
             return f"{_span(point.p50)} / {_span(point.p99)}"
@@ -179,7 +177,7 @@ COLUMNS = {
     "LAG P50 / P99": 90,
     "LAST 30 MIN": 110,
 }
-"""The columns, and how wide the terminal must be for each to be shown."""
+"""The columns, and the least width of the terminal at which each is shown."""
 
 
 def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
@@ -204,7 +202,7 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
 
 
 def _window(rows: Sequence[DestinationStats], chosen: int, room: int | None) -> Sequence[DestinationStats]:
-    """Return as many as there is room for, with the chosen one."""
+    """Return as many rows as fit, among them the chosen one."""
     if room is None or len(rows) <= room:
         return rows
     start = max(0, chosen - max(room, 1) + 1)
@@ -251,7 +249,7 @@ def _failures(frame: Frame, width: int) -> Iterator[Text]:
 
 
 class LiveScreen:
-    """Show what ``admin`` says, again and again, until the operator leaves."""
+    """Refresh the screen until the operator leaves."""
 
     def __init__(self, admin: Admin, where: str, console: Console, interval: float) -> None:
         self._admin = admin
@@ -261,12 +259,12 @@ class LiveScreen:
         self._changed = asyncio.Event()
         self._left = False
         self._doing: asyncio.Task[None] | None = None
-        """The action that the operator asked for; one at a time."""
+        """The operator's pause or resume; one at a time."""
         self._asked: tuple[str, bool] | None = None
-        """The destination of the question, and True to resume it; the selection may change meanwhile."""
+        """The destination of the question, kept because the selection may change, and True to resume it."""
 
     async def run(self) -> None:
-        """Show it until q, the end of the terminal, SIGTERM, or a cancellation."""
+        """Run until q, the end of the terminal, SIGTERM or cancellation."""
         with ExitStack() as stack:
             self._view.keys = stack.enter_context(_keys(self._press))
             stack.enter_context(on_signals({signal.SIGTERM: self._leave, signal.SIGWINCH: self._changed.set}))
@@ -302,7 +300,7 @@ class LiveScreen:
         self._changed.set()
 
     def _press(self, key: str) -> None:
-        """Do what a key says; an empty one is the end of the terminal."""
+        """Handle a key; an empty one is the end of the terminal."""
         key = _ALSO.get(key, key)
         if self._view.question is not None and key:
             if key in "yY" and self._asked is not None:
@@ -349,7 +347,7 @@ class LiveScreen:
 
 @contextmanager
 def _keys(press: Callable[[str], None]) -> Iterator[bool]:
-    """Call ``press`` with each key, without its echo; yield True if there is a keyboard."""
+    """Call ``press`` with each key, without echo; yield True if there is a keyboard."""
     if not sys.stdin.isatty():
         yield False
         return
@@ -374,11 +372,11 @@ def _keys(press: Callable[[str], None]) -> Iterator[bool]:
         yield True
     finally:
         loop.remove_reader(keyboard)
-        # A terminal that is gone needs nothing.
+        # The terminal may be gone.
         with suppress(termios.error):
             termios.tcsetattr(keyboard, termios.TCSADRAIN, before)
 
 
 def _split(text: str) -> list[str]:
-    """Split into single keys; an arrow is three characters. An empty text is the end of the terminal."""
+    """Split the text into keys; an arrow is three characters. An empty text is one empty key."""
     return re.findall(r"\x1b[\[O].?|.", text, re.DOTALL) or [""]

@@ -39,7 +39,7 @@ MEANINGS = {
 DIFFERENCES: tuple[Difference, ...] = ("lost", "phantom", "disorder", "altered", "duplicate")
 ALWAYS = ("events", "recorded", "lost", "phantom", "disorder", "altered")
 JUDGED_BY = {"disorder": "keyed", "altered": "payloads"}
-"""Kinds that not every event can be of, and what counts the events and records that can."""
+"""For kinds that apply only to some events or records, the name of the count of those."""
 
 
 def verify(
@@ -76,7 +76,6 @@ def verify(
     on_failed = "skip" if configured and configured.on_failed == "skip" else "block"
 
     def place(number: int) -> str:
-        """Describe a place in the file, or in the inbox."""
         if inbox is None:
             return f"line {number}"
         return (EPOCH + timedelta(microseconds=number)).isoformat()
@@ -88,7 +87,7 @@ def verify(
             _read(recorded, histories)
         end = run(context, lambda admin: gather(admin, inbox, histories, terms, now, done))
         if configured is not None:
-            # By an emitter's clock, which may be ahead, an event may be younger than what pruned it says.
+            # An emitter's clock may be ahead, so a pruned event may look younger than it was.
             kept_since = end - timedelta(seconds=configured.retention) + MARGIN
             terms = replace(terms, kept_since=kept_since)
         compare(histories, terms, done)
@@ -101,7 +100,7 @@ def verify(
 
 
 async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
-    """Return the destination, and the database's time before anything is read."""
+    """Return the destination, and the database's time before the records are read."""
     from relaybox.cli.comparison import now
 
     return await admin.destination(name), await now(admin)
@@ -142,7 +141,6 @@ def _tell(done: Comparison, terms: Terms) -> None:
 
 
 def _tell_limits(done: Comparison, terms: Terms) -> None:
-    """Print what the figures do not show."""
     if done.newest_lost and done.oldest_record and done.newest_lost < done.oldest_record:
         since = done.oldest_record.strftime("%Y-%m-%dT%H:%M:%SZ")
         note(f"all that is lost is older than what was recorded: if records begin later, --since {since}")
@@ -157,7 +155,6 @@ def _tell_limits(done: Comparison, terms: Terms) -> None:
 
 
 def _verdict(done: Comparison) -> str:
-    """Return the last line."""
     if not done.counts["events"]:
         return f"nothing was compared: {_why_nothing(done)}"
     again = done.counts["duplicate"]
@@ -166,7 +163,6 @@ def _verdict(done: Comparison) -> str:
 
 
 def _why_nothing(done: Comparison) -> str:
-    """Describe what was recorded, if nothing of it was compared."""
     places = {
         "outside": "outside --since and --until",
         "pruned": "older than what is kept (retention)",

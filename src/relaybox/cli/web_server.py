@@ -1,4 +1,4 @@
-"""The server of ``relaybox web``: one socket, one application, until a signal."""
+"""The server of ``relaybox web``."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from relaybox.web.app import Web
 
 PATIENCE = 3
-"""Seconds that requests have to end, once a signal came."""
+"""Seconds for open requests to end after a signal."""
 SLOWEST_HEAD = 10.0
-"""Seconds that a client has for the head of a request, counted from its first byte, or from connecting."""
+"""Seconds for a client to send the head of a request, from its first byte or from connecting."""
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens there."""
+    """Return a socket that listens at that address; raise ``ConfigError`` if it cannot."""
     try:
         [(family, _, _, _, address), *_] = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -42,8 +42,8 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def serve(web: Web, listener: socket.socket) -> None:
-    """Serve it until SIGTERM or SIGINT, and return."""
-    # The client's address is taken only from proxies that are named, as in uvicorn.
+    """Serve until SIGTERM or SIGINT."""
+    # Trust a forwarded client address only from the proxies named here, as uvicorn does.
     proxies = os.environ.get("FORWARDED_ALLOW_IPS")
     config = uvicorn.Config(
         web,
@@ -60,25 +60,25 @@ def serve(web: Web, listener: socket.socket) -> None:
 
 
 class Protocol(H11Protocol):
-    """Close connections whose requests do not arrive: uvicorn itself would hold them forever."""
+    """Close connections whose request does not arrive in time; uvicorn would keep them forever."""
 
     _timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Wait for the first request."""
-        # The loop does so only for sockets that name their protocol; else a body waits for its head's receipt
-        # by the client, which may take its time.
+        """Start the timer for the first request."""
+        # asyncio sets this only on sockets that name their protocol. Without it, the body waits until the
+        # client acknowledges the head.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
         self._wait()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Wait no longer."""
+        """Stop the timer."""
         self._wait_no_longer()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        """Wait on, unless that was the rest of a head."""
+        """Keep the timer running until the head is complete."""
         super().data_received(data)
         if self._incomplete():
             self._wait()
@@ -86,13 +86,13 @@ class Protocol(H11Protocol):
             self._wait_no_longer()
 
     def on_response_complete(self) -> None:
-        """Go on with the next request, of which a part may be here already."""
+        """Start the timer if a part of the next request has arrived already."""
         super().on_response_complete()
         if self._incomplete() and self.conn.trailing_data[0]:
             self._wait()
 
     def _incomplete(self) -> bool:
-        """Return True if a head is to come, or the rest of a body that nobody reads any more."""
+        """True while a head is expected, or the rest of a body whose request is answered already."""
         answered = self.cycle is not None and self.cycle.response_complete
         return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
 
@@ -107,7 +107,7 @@ class Protocol(H11Protocol):
 
 
 class _Server(uvicorn.Server):
-    """End streams when the server stops, and leave with the status 0."""
+    """End streams when the server stops, and exit with status 0 after a signal."""
 
     def __init__(self, config: uvicorn.Config, web: Web) -> None:
         super().__init__(config)
@@ -119,7 +119,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        # Only the main thread can listen to signals.
+        # Only the main thread can set signal handlers.
         listens = threading.current_thread() is threading.main_thread()
         with handling(STOP if listens else (), self.handle_exit):
             yield

@@ -1,4 +1,4 @@
-"""The HTTP API and the dashboard, as ASGI applications to be served or mounted under any prefix.
+"""The HTTP API and the dashboard, as ASGI applications to serve or to mount under any prefix.
 
 from relaybox.web import api, dashboard
 
@@ -22,20 +22,20 @@ __all__ = ["api", "dashboard"]
 
 
 def dashboard(outbox: Outbox, **settings: Any) -> Web:
-    """Everything: the pages, the API under ``/api``, ``/metrics``, ``/livez`` and ``/readyz``.
+    """Return the pages, the API under ``/api``, ``/metrics``, ``/livez`` and ``/readyz`` in one application.
 
-    ``settings`` are those of the ``[web]`` table, and go before the outbox's own.
+    ``settings`` override those of the ``[web]`` table.
     """
     return _make(outbox, ("api", "open", "page"), settings)
 
 
 def api(outbox: Outbox, **settings: Any) -> Web:
-    """The API alone, for a prefix of the application's: ``…/stats`` as well as ``…/api/stats``."""
+    """Return the API without pages; it answers at ``…/stats`` as well as ``…/api/stats``."""
     return _make(outbox, ("api", "open"), settings)
 
 
 def _make(outbox: Outbox, kinds: Collection[str], settings: dict[str, Any]) -> Web:
-    """Serve the routes of these kinds; say what to install, before anything is imported that needs it."""
+    """Return an application with the routes of these kinds; raise ``MissingExtra`` before importing it."""
     for package in ("starlette", "jinja2"):
         if find_spec(package) is None:
             raise MissingExtra(package, "web")

@@ -1,8 +1,8 @@
-"""The web as one ASGI application, mounted under any prefix, with or without its lifespan.
+"""The ASGI application of the API and the dashboard.
 
-A Starlette router finds what is served at a path. Then every request takes the same steps, in this order:
+Every request takes these steps, in this order:
 
-    its route → its host → its origin → who asks → whether they may → what it says → the endpoint → the answer
+    route → host → origin → authentication → role → parameters and body → endpoint → response
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from relaybox.web.settings import WebSettings
 from relaybox.web.templating import error_page
 
 PATIENCE = 30.0
-"""Seconds that an endpoint has for its answer."""
+"""Seconds for an endpoint to answer."""
 
 
 class Web:
-    """What is served for one outbox; ``dashboard`` and ``api`` of ``relaybox.web`` make it."""
+    """The application for one outbox; ``relaybox.web.dashboard`` and ``api`` create it."""
 
     def __init__(self, outbox: Outbox, settings: WebSettings, routes: Iterable[Route]) -> None:
         known, secret = settings.reveal(), settings.revealed_secret()
         tokens = [token for user in known for token in user.tokens]
 
         def key(purpose: str) -> bytes:
-            # Without users and a secret there is nothing to make a key of: each process has its own.
+            # Without users and secret there is nothing to derive a key from: use a random one.
             return auth.derived(secret, purpose, *tokens) if secret or tokens else token_bytes(32)
 
         self.outbox = outbox
@@ -68,13 +68,13 @@ class Web:
         )
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one connection, as ASGI has it."""
+        """Serve one ASGI connection."""
         if scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1000})
         elif scope["type"] == "lifespan":
             await self._router(scope, receive, send)
         else:
-            # What an application that mounts this keeps in its state is not ours to change.
+            # A state of its own: do not change that of the application that mounts this.
             own = {**scope, **located(scope), "app": self, "state": {}, "path_params": {}}
             await self._router(own, receive, security.securing(send))
 
@@ -85,14 +85,14 @@ class Web:
         await self.close()
 
     async def close(self) -> None:
-        """Let go of what requests opened: for applications that mount it, whose lifespan is their own."""
+        """Close what requests opened; call it if this is mounted, where its own lifespan does not run."""
         self.end_streams()
         await self.service.close()
-        # A later request opens the service again, and gets a round of its own.
+        # A later request may open the service again: it needs a Live that is not closed.
         self.live = Live()
 
     def end_streams(self) -> None:
-        """End what would keep a server from shutting down."""
+        """End open streams, which would keep a server from shutting down."""
         self.live.close()
 
     @asynccontextmanager
@@ -101,7 +101,7 @@ class Web:
         await self.close()
 
     async def respond(self, request: Request, routes: Sequence[Route]) -> Response | None:
-        """Answer a request by the routes of its path; None: its client has left."""
+        """Answer a request with one of the routes of its path; return None if its client has left."""
         try:
             return await self._answer(request, routes)
         except ClientDisconnect:
@@ -120,7 +120,7 @@ class Web:
         if not self.users:
             security.check_local(request)
         elif route is None or route.kind != "open":
-            # What watches over a process asks for it by its address.
+            # Probes and scrapers use the address of the process, not its name.
             security.check_host(request, self.settings.hosts)
         if route is None:
             return _without_route(request, routes)
@@ -149,14 +149,14 @@ class Web:
         except Problem:
             if route.role is None:
                 return None
-            # A right token passes at any time: others behind the same address may show wrong ones.
+            # Only wrong tokens are limited: clients behind one address must not lock each other out.
             client = security.client_address(request)
             self.bearers.check(client)
             await login.refused(request, client, self.bearers)
             raise
 
     async def _read(self, request: Request, route: Route, user: auth.User | None) -> None:
-        """What the request says, as the route takes it; a change must carry a token where a browser asks."""
+        """Read query, body or form into ``request.state``; check the CSRF token of browsers."""
         if route.kind == "api":
             request.state.query = read.query(request, route.query)
         if route.method == "GET":
@@ -173,13 +173,13 @@ class Web:
 
 
 def wants_html(request: Request) -> bool:
-    """Whether a browser asks, to show the answer to somebody."""
+    """True if a browser asks for a page."""
     return "text/html" in request.headers.get("accept", "").lower()
 
 
 @dataclass(frozen=True, slots=True)
 class _Address:
-    """What is served at one path: an ASGI application, so that Starlette leaves every method to it."""
+    """The routes of one path: an ASGI application, so that Starlette passes it every method."""
 
     web: Web
     routes: Sequence[Route]
@@ -192,7 +192,7 @@ class _Address:
         if request.method != "HEAD":
             await response(scope, receive, send)
             return
-        # Not by way of the response: one that streams would never end.
+        # Do not run the response: a stream would never end.
         await send(
             {"type": "http.response.start", "status": response.status_code, "headers": response.raw_headers}
         )
@@ -200,7 +200,7 @@ class _Address:
 
 
 def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
-    """Group routes by their paths; those of the API answer without ``/api`` as well."""
+    """Group routes by path; routes of the API are also at their path without ``/api``."""
     found: dict[str, list[Route]] = {}
     for route in routes:
         found.setdefault(route.path, []).append(route)
@@ -210,15 +210,14 @@ def by_path(routes: Iterable[Route]) -> dict[str, list[Route]]:
 
 
 def located(scope: Scope) -> Scope:
-    """Return the prefix that all of this is mounted under, and the path as the router compares it.
+    """Return the mount prefix, and the path for the router: the raw path, each part encoded the same way.
 
-    A slash in a name is ``%2F`` in the address, which the decoded path does not tell from any other slash:
-    the router gets the raw path, each part of it encoded in one way.
+    In the decoded path, an encoded slash in a name (``%2F``) would look like a separator.
     """
     root = str(scope.get("root_path", "")).rstrip("/")
     path = str(scope["path"])
     raw = (scope.get("raw_path") or quote(path, errors="surrogateescape").encode()).partition(b"?")[0]
-    # The first part is what stands before the first slash: nothing.
+    # The first part, before the leading slash, is empty.
     parts = raw.split(b"/")[1:]
     if path == root or path.startswith(f"{root}/"):
         parts = parts[root.count("/") :]
@@ -229,7 +228,6 @@ def located(scope: Scope) -> Scope:
 
 
 def _decode_path(scope: Scope) -> None:
-    """Decode what the path holds; raise where it is not in UTF-8."""
     try:
         unquote(scope["path"].removeprefix(scope["root_path"]), errors="strict")
     except UnicodeDecodeError:
@@ -238,7 +236,7 @@ def _decode_path(scope: Scope) -> None:
 
 
 def _chosen(request: Request, routes: Iterable[Route]) -> Route | None:
-    """Return the route of the method; where there are two, the page for a browser, else the document."""
+    """Return the route of the method; if there are two, the page for a browser, else the API's."""
     method = "GET" if request.method == "HEAD" else request.method
     found = [route for route in routes if route.method == method]
     fitting = [route for route in found if (route.kind == "page") == wants_html(request)]
@@ -246,7 +244,7 @@ def _chosen(request: Request, routes: Iterable[Route]) -> Route | None:
 
 
 def _without_route(request: Request, routes: Iterable[Route]) -> Response:
-    """Tell which methods an address takes; raise unless that was the question."""
+    """Answer ``OPTIONS`` with the allowed methods; raise 404 or 405 for anything else."""
     methods = {route.method for route in routes}
     if not methods:
         raise Problem(404, "There is nothing at this address.")

@@ -1,9 +1,8 @@
-"""Who asks: by a token, by a session that a token opened, or this host where there are no users.
+"""Authenticate by a token, by a session that a token opened, or as this host if there are no users.
 
-Sessions and cursors are signed texts that clients hand back as they got them, and cannot make up. A session
-is a cookie that says who logged in, and when; nothing is kept for it but what was ended. The key of a user's
-sessions is made of their token and the ``[web]`` secret: with the token, they end. A cursor says where a list
-goes on.
+Sessions and cursors are signed, so clients cannot forge them. A session is a cookie with the user and the
+time of login; the server remembers only sessions that were ended. Its key is derived from the user's token
+and the ``[web]`` secret, so sessions end when the token changes.
 """
 
 from __future__ import annotations
@@ -28,18 +27,18 @@ from relaybox.web.settings import Known, Role
 T = TypeVar("T")
 
 LOCAL = "local"
-"""The actor where no users are configured."""
+"""The actor if no users are configured."""
 COOKIE = "relaybox_session"
 LIFE = 12 * 3600
 MOST_ENDED = 10_000
 MAC = 12
 DIGITS = 18
-"""Fewer than a database's largest number has."""
+"""Most digits of a row number, so that it fits the database's largest integer."""
 
 
 @dataclass(frozen=True, slots=True)
 class User:
-    """Who asks, what they may do, how they proved it, and the session they have."""
+    """The user of a request: name, role, how they authenticated, and their session."""
 
     name: str
     role: Role
@@ -47,23 +46,23 @@ class User:
     session: str = ""
 
     def may(self, role: Role) -> bool:
-        """True if that role is all that is needed."""
+        """True if this user may do what that role may."""
         return role != "operator" or self.role == "operator"
 
 
 class Users:
-    """The users that are configured."""
+    """The configured users."""
 
     def __init__(self, known: Iterable[Known]) -> None:
         self.by_name = {user.name: user for user in known}
-        # Of one length, so that comparing does not tell the token's.
+        # Hashes have one length, so that comparing does not reveal the token's.
         self._tokens = [(_hashed(token), user) for user in self.by_name.values() for token in user.tokens]
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
     def by_token(self, token: str) -> Known | None:
-        """Return whose token it is; every one is compared, each in constant time."""
+        """Return the user of a token; compare it with every token, each in constant time."""
         given, found = _hashed(token), None
         for hashed, user in self._tokens:
             if hmac.compare_digest(hashed, given):
@@ -72,7 +71,7 @@ class Users:
 
 
 class Session(msgspec.Struct, array_like=True, frozen=True):
-    """Who logged in, what tells this login from every other, and when it was."""
+    """A login: the user, a random id, and the time."""
 
     name: str
     id: str
@@ -80,7 +79,7 @@ class Session(msgspec.Struct, array_like=True, frozen=True):
 
 
 class Sessions:
-    """Makes and reads the cookies of sessions."""
+    """Issue and read session cookies."""
 
     def __init__(self, known: Iterable[Known], secret: str, clock: Callable[[], float] = time.time) -> None:
         self._keys = {
@@ -91,12 +90,12 @@ class Sessions:
         self._clock = clock
 
     def issue(self, name: str) -> str:
-        """Return the cookie of a new session; never one that somebody had before they logged in."""
+        """Return the cookie of a new session; its id is random, never one the client had before login."""
         text = _encode(msgspec.json.encode(Session(name, secrets.token_urlsafe(18), int(self._clock()))))
         return f"{text}.{_encode(_sign(self._keys[name][0], text))}"
 
     def read(self, cookie: str) -> Session | None:
-        """Return the session, if it was made here, is not over, and was not ended."""
+        """Return the session, or None if its signature is wrong, or if it expired or was ended."""
         text, _, signature = cookie[:2_000].partition(".")
         try:
             session = msgspec.json.decode(_decode(text), type=Session)
@@ -104,7 +103,7 @@ class Sessions:
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
         keys = self._keys.get(session.name, ())
-        # Not any(): every key is tried, whichever was right.
+        # Not any(): try every key, to take the same time.
         right = [hmac.compare_digest(_sign(key, text), given) for key in keys]
         age = self._clock() - session.at
         if True not in right or not -60 <= age < LIFE or _hashed(session.id) in self._ended:
@@ -112,20 +111,20 @@ class Sessions:
         return session
 
     def end(self, session: str) -> str:
-        """Let nobody use it any more in this process; return a hash that stands for it in the audit."""
+        """End a session in this process; return its hash, for the audit."""
         ended = _hashed(session)
         self.recall(ended)
         return ended
 
     def recall(self, ended: str) -> None:
-        """Know of a session that was ended, by its hash."""
+        """Remember a session that was ended, by its hash."""
         self._ended[ended] = None
         while len(self._ended) > MOST_ENDED:
             self._ended.popitem(last=False)
 
 
 def authenticate(request: Request, users: Users, sessions: Sessions) -> User | None:
-    """Return who asks; None: somebody without credentials. Raise where credentials are given and wrong."""
+    """Return the user, or None without credentials; raise if a token is wrong."""
     if not users:
         return User(LOCAL, "operator", "local", LOCAL)
     header = request.headers.get("authorization")
@@ -141,26 +140,26 @@ def authenticate(request: Request, users: Users, sessions: Sessions) -> User | N
 
 
 def unauthorized(detail: str, error: str = "") -> Problem:
-    """Credentials are missing or wrong."""
+    """Return a 401 problem with a ``Bearer`` challenge."""
     challenge = 'Bearer realm="relaybox"' + (f', error="{error}"' if error else "")
     return Problem(401, detail, {"www-authenticate": challenge})
 
 
 class Cursors:
-    """Seals the place where a page ended, together with the question it was an answer to."""
+    """Sign the place where a page ended, together with the query."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
 
     def seal(self, about: str, place: object | None) -> str | None:
-        """Return the cursor of a place; None: the list is at its end."""
+        """Return the cursor of a place, or None at the end of the list."""
         if place is None:
             return None
         text = str(place).encode()
         return _encode(self._mac(about, text) + text)
 
     def open(self, about: str, cursor: str | None, kind: Callable[[str], T]) -> T | None:
-        """Return the place; raise where the cursor was not made here, or for another question."""
+        """Return the place; raise if the cursor is forged, or belongs to another query."""
         if cursor is None:
             return None
         try:
@@ -178,14 +177,14 @@ class Cursors:
 
 
 def number(text: str) -> int:
-    """Return a place that is a number; raise ``ValueError`` if it is not."""
+    """Return the number of a row; raise ``ValueError`` if the text is not one."""
     if not (text.isascii() and text.isdigit() and len(text) <= DIGITS):
         raise ValueError("no number of a row")
     return int(text)
 
 
 def derived(secret: str, purpose: str, *tokens: str, about: str = "") -> bytes:
-    """Return a key for one purpose; each guess at what it is made of costs as much as making it."""
+    """Derive a key for one purpose; scrypt makes guessing the secret and tokens expensive."""
     key = b"".join(_stretched(secret, token) for token in tokens or ("",))
     return hmac.digest(key, "\0".join(("relaybox", purpose, about)).encode(), "sha256")
 
@@ -209,5 +208,5 @@ def _encode(data: bytes) -> str:
 
 
 def _decode(text: str) -> bytes:
-    """Raise ``ValueError`` where it is not base64."""
+    """Decode URL-safe base64 without padding; raise ``ValueError`` if it is malformed."""
     return base64.b64decode(text + "=" * (-len(text) % 4), b"-_", validate=True)

@@ -1,7 +1,7 @@
-"""Charts as SVG, drawn on the server: geometry and words here, the elements in ``templates/chart.html``.
+"""Compute the geometry and texts of charts; ``templates/chart.html`` draws them as SVG.
 
-A plot is 1000 wide and 100 high whatever it measures on the screen, and stretches with its page; texts stand
-outside of it, at percentages, so that they never stretch. What is not known is a gap, never a line across it.
+A plot is always 1000 by 100 and stretches with the page. Texts are outside of it, at percentages, so they do
+not stretch. Unknown values are gaps.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from relaybox.web import show
 WIDTH = 1000.0
 HEIGHT = 100.0
 MOST_STEPS = 4
-"""Lines of the grid above zero."""
+"""Most grid lines above zero."""
 
 WEEK = 604_800
 DURATIONS = (
     *(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900),
     *(1800, 3600, 7200, 14_400, 21_600, 43_200, 86_400, 172_800, WEEK),
 )
-"""Steps of an axis of time, in seconds, that people find round."""
+"""Round steps for an axis of durations, in seconds."""
 
 Words = Callable[[float], str]
 
@@ -44,14 +44,14 @@ PERIODS = {"1h": Period(1, "1 h"), "24h": Period(24, "24 h"), "7d": Period(168, 
 
 
 def chosen_period(request: Request) -> str:
-    """The name of the period that the URL asks for; an hour's where it names none."""
+    """Return the period that the URL asks for, or an hour."""
     name = request.query_params.get("period", "")
     return name if name in PERIODS else "1h"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One quantity: its paths, and its newest value in words. ``style`` tells lines apart without colour."""
+    """One quantity: its paths and newest value; ``style`` distinguishes lines without colour."""
 
     name: str
     style: str
@@ -62,7 +62,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Tick:
-    """A place on an axis, in percent of it, and what stands there."""
+    """A label on an axis, at a percentage of its length."""
 
     at: float
     text: str
@@ -71,7 +71,7 @@ class Tick:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """What the template draws."""
+    """Everything that the template needs."""
 
     name: str
     title: str
@@ -96,9 +96,9 @@ class _Quantity:
 
 
 def charts(series: Series, hours: float) -> tuple[Chart, ...]:
-    """Draw the four of the overview, and of a destination."""
+    """Return the four charts of the overview or a destination."""
     begun = series.step <= timedelta(minutes=1) and len(series.points) > 1
-    # Without the minute that has just begun: relays tell of it only as it goes on.
+    # Leave out the current minute: relays have reported only a part of it.
     ended = Series(series.step, series.points[:-1]) if begun else series
 
     def quantity(style: str, name: str, field: str = "") -> _Quantity:
@@ -107,7 +107,7 @@ def charts(series: Series, hours: float) -> tuple[Chart, ...]:
     delivered = _Quantity("delivered", "second", [_delivered(point) for point in ended.points])
     lags = (quantity("first", "p50"), quantity("second", "p95"), quantity("third", "p99"))
     oldest = quantity("first", "oldest", "oldest_seconds")
-    # Of one destination nobody counts what was emitted.
+    # Emitted events are not counted by destination.
     emitted = any(point.emitted is not None for point in series.points)
     rates = "Emitted and delivered" if emitted else "Delivered"
     drawn = (
@@ -120,7 +120,7 @@ def charts(series: Series, hours: float) -> tuple[Chart, ...]:
 
 
 def _delivered(point: Point) -> float | None:
-    """Return nothing while nobody took a sample either: nobody was there to deliver, or to count."""
+    """Return None if nothing was delivered and no sample was taken: no relay ran."""
     return point.delivered if point.delivered or point.pending is not None else None
 
 
@@ -158,7 +158,7 @@ def _chart(
 
 
 def nice_step(highest: float, of_time: bool) -> float:
-    """The smallest round step of which few enough reach the highest value."""
+    """Return the smallest round step of which ``MOST_STEPS`` reach the highest value."""
     least = highest / MOST_STEPS
     if of_time:
         return next((step for step in DURATIONS if step >= least), WEEK * math.ceil(least / WEEK))
@@ -179,7 +179,7 @@ def _line(quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
     ]
     runs = [[place for place in run if place] for known, run in groupby(places, bool) if known]
     paths = [_path(run) for run in runs]
-    # Down to the axis and back: what is filled.
+    # Close the path along the axis, to fill it.
     areas = [
         f"{path} L{run[-1][0]:.1f} {HEIGHT:.0f} L{run[0][0]:.1f} {HEIGHT:.0f} Z"
         for path, run in zip(paths, runs, strict=True)
@@ -192,7 +192,7 @@ def _line(quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
 
 def _path(run: Sequence[tuple[float, float]]) -> str:
     first, *rest = run
-    # One alone has no length, and a round end makes a dot of it.
+    # A single point needs a short line, which round ends turn into a dot.
     following = " ".join(f"L{x:.1f} {y:.2f}" for x, y in rest) or "h0.1"
     return f"M{first[0]:.1f} {first[1]:.2f} {following}"
 
@@ -207,7 +207,7 @@ def _times(series: Series, hours: float) -> Iterator[Tick]:
     while first <= span:
         at = 100 * first / span
         moment = start + timedelta(seconds=first)
-        # At the very edge a text would stand outside of the page.
+        # A label at the edge would leave the page.
         if 4 <= at <= 96:
             yield Tick(at, moment.strftime("%d %b" if hours > 48 else "%H:%M"), moment)
         first += apart

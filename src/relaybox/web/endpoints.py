@@ -1,7 +1,7 @@
-"""What the API answers, in the order of the route table; then how the admin's values become documents.
+"""The endpoints of the API, in the order of the route table. Their docstrings are summaries in OpenAPI.
 
-The actions do at once what ids name, and what few rows a filter is true of. More than ``ledger.CAP`` rows
-take longer than anybody waits for an answer: they are done in the background, as with ``background``.
+Actions on ids, and on filters that match few rows, are done at once. A filter that matches more than
+``ledger.CAP`` rows is processed in the background, as with ``background`` or ``rate``.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from relaybox.web.security import prefix
 
 T = TypeVar("T", bound=Struct)
 Answer: TypeAlias = Struct | Response
-"""What was done, or the operation that does it."""
+"""The result, or the operation that runs in the background."""
 
 SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
-"""Fields that hold what others wrote."""
+"""Fields that may quote other systems."""
 
 
 async def stats(request: Request) -> Struct:
@@ -75,7 +75,7 @@ def _relays(request: Request, found: Stats) -> list[Struct]:
 async def events(request: Request) -> Struct:
     """Deliveries that a filter is true of, newest first."""
     query: schemas.EventsQuery = request.state.query
-    # The question, however long the pages of its answer are.
+    # A cursor stays valid if the page size changes.
     asked = msgspec.json.encode(replace(query, limit=1, cursor=None)).decode()
     ask = partial(request.state.admin.events, read.filter_of(query))
     found, cursor = await _page(request, f"events {asked}", ask, UUID)
@@ -90,7 +90,6 @@ def _rendered(request: Request, kind: type[Struct], values: Iterable[object]) ->
 async def _page(
     request: Request, about: str, ask: Callable[..., Awaitable[Any]], kind: Callable[[str], object]
 ) -> tuple[Any, str | None]:
-    """Return a page of a list, and the cursor of the next one."""
     query, cursors = request.state.query, request.app.cursors
     found = await ask(limit=query.limit, cursor=cursors.open(about, query.cursor, kind))
     return found, cursors.seal(about, found.cursor)
@@ -111,7 +110,6 @@ async def why(request: Request) -> Struct:
 async def _found(
     request: Request, ask: Callable[[UUID], Awaitable[Any]], what: str = "event and no delivery"
 ) -> Any:
-    """Return what the id in the path names; raise where there is none."""
     id_ = read.identifier(request.path_params["id"])
     if found := await ask(id_):
         return found
@@ -168,7 +166,6 @@ async def _act(request: Request, action: Action, **options: str | None) -> Answe
 
 
 async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Answer:
-    """Act at once, or start a bulk action: the answer says where to look how far it is."""
     admin, body = request.state.admin, request.state.body
     counted = await admin.count(action, what, **options)
     if body.dry_run:
@@ -286,7 +283,7 @@ async def readyz(request: Request) -> Response:
     health: Health = await request.app.service.health()
     problems: list[Any] = _rendered(request, schemas.TroubleDocument, health.problems)
     if request.state.user is None:
-        # Behind the colon stand addresses and what others said: for those who may see more.
+        # Hide what follows the colon, addresses and texts of other systems, from anonymous callers.
         problems = [replace(one, reason=one.reason.partition(":")[0]) for one in problems]
     document = schemas.HealthDocument(ready=health.ready, problems=problems)
     return answer(document, 200 if health.ready else 503)
@@ -302,19 +299,19 @@ async def metrics(request: Request) -> Response:
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """Return a document as JSON. All of it is ASCII: stored texts may hold what UTF-8 cannot."""
+    """Return a document as JSON, in ASCII: stored texts may not be encodable as UTF-8."""
     body = json.dumps(msgspec.to_builtins(document, str_keys=True), separators=(",", ":")).encode()
     return Response(body, status, dict(headers or {}), "application/json")
 
 
 def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
-    """Return a document of the attributes of the same names, as they may be shown; ``more`` goes before."""
+    """Return a document with the attributes of a value, redacted; ``more`` overrides them."""
     found = {name: getattr(value, name) for name in kind.__struct_fields__ if name not in more} | more
     for name in SCRUBBED:
         if found.get(name) is not None:
             found[name] = rules.scrub(found[name])
     if "details" in found:
-        # As JSON has it.
+        # Convert values such as UUIDs to text first.
         found["details"] = redact(json.loads(json.dumps(dict(found["details"]), default=str)), rules)
     return kind(**found)
 
@@ -341,7 +338,6 @@ def _destination(
 
 
 def _detail(found: Detail, rules: Rules) -> Struct:
-    """Return a delivery with what it carries, as it may be shown."""
     content = found.content or Content(None, None, None, "null")
     return _made(
         schemas.DetailDocument,
@@ -356,7 +352,6 @@ def _detail(found: Detail, rules: Rules) -> Struct:
 
 
 def _reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
-    """Return why a delivery is where it is."""
     return _made(
         schemas.ReasonDocument,
         found.entry,

@@ -1,9 +1,8 @@
-"""Server-sent events: open pages learn that something changed, and fetch what they show.
+"""Server-sent events that tell open pages to fetch their content again.
 
-One round of bounded queries every two seconds serves every client of the process, and none runs while nobody
-listens. A round that fails is told, and tried again. A stream ends when its client leaves, at shutdown, and
-after ``LIFE``: servers that wait for open connections before they shut down wait no longer than that, and
-browsers connect again by themselves.
+One round of bounded queries serves all clients of the process; none runs without clients. A failed round is
+reported and tried again. A stream ends after ``LIFE`` seconds, because some servers wait for open
+connections before they shut down; browsers reconnect by themselves.
 """
 
 from __future__ import annotations
@@ -22,15 +21,14 @@ from relaybox.operate.admin import Admin, Stats
 from relaybox.operate.why import is_alive
 
 ROUND = 2.0
-"""Seconds between two looks at the database."""
+"""Seconds between two rounds."""
 BEAT = 15.0
-"""Seconds after which a stream says something, so that neither end takes it for dead."""
+"""Seconds of silence after which a stream sends a comment, to keep the connection alive."""
 LIFE = 25.0
-"""Seconds after which a stream ends."""
 MOST = 100
-"""Clients of one process."""
+"""Most clients of one process."""
 LATER = 60_000
-"""Milliseconds after which a client that was one too many may ask again."""
+"""Milliseconds after which a refused client may connect again."""
 
 TOPICS = ("stats",)
 COUNTED = ("due", "scheduled", "parked", "sending", "delivered", "failed", "retrying")
@@ -50,16 +48,16 @@ class Live:
 
     @property
     def full(self) -> bool:
-        """Whether no further client is taken."""
+        """True if no further client is accepted."""
         return self.closed or len(self._listeners) >= MOST
 
     async def stream(self, admin: Admin) -> AsyncIterator[str]:
-        """What one client is sent, from now on."""
+        """Yield the messages for one client."""
         if self.full:
-            # Others came since it was asked.
+            # Other clients came after the endpoint checked.
             yield f"retry: {LATER}\n\n"
             return
-        # Holds one: a client that is slow to read misses rounds, and never holds up the others.
+        # A queue of one: a slow client misses rounds, and does not delay the others.
         news: asyncio.Queue[str | None] = asyncio.Queue(1)
         self._listeners.add(news)
         if self._task is None:
@@ -81,7 +79,7 @@ class Live:
                 self._stop()
 
     def close(self) -> None:
-        """End every stream, and take no more."""
+        """End every stream, and accept no more."""
         self.closed = True
         for listener in self._listeners:
             if listener.full():
@@ -112,7 +110,7 @@ class Live:
 
 
 def digest(stats: Stats) -> dict[str, Any]:
-    """A few numbers, and a mark that changes with anything that a page would show differently."""
+    """Return a few numbers, and a mark that changes with anything that a page shows."""
     seen = [
         [one.name, repr(one.place and (one.place.paused, one.place.circuit)), repr(one.counts.capped)]
         + [getattr(one.counts, name) for name in COUNTED]
@@ -130,7 +128,7 @@ def _message(event: str, data: dict[str, Any]) -> str:
 
 
 async def live(request: Request) -> Response:
-    """``GET /live?topic=stats``."""
+    """Stream ``GET /live?topic=stats``."""
     if request.query_params.get("topic", "stats") not in TOPICS:
         return PlainTextResponse(f"topic: one of {', '.join(TOPICS)}\n", 400)
     of_app: Live = request.app.live

@@ -1,7 +1,4 @@
-"""Logging in and out: a token opens a session, which a cookie keeps.
-
-Wrong credentials are counted by client, so that nobody can guess, and the audit names only so many of them.
-"""
+"""Log in with a token, which opens a session, and log out. Limit wrong credentials by client."""
 
 from __future__ import annotations
 
@@ -27,24 +24,23 @@ if TYPE_CHECKING:
     from relaybox.web.app import Web
 
 LOGOUT = "logout"
-"""What the audit calls it; a process that begins reads there which sessions were ended."""
+"""The action in the audit, where a new process reads which sessions were ended."""
 PAGE, PAGES = 500, 20
-"""Rows that are read at a time, and how often, to find them."""
+"""Rows of the audit in a page, and the most pages to read."""
 
 WINDOW = 60.0
-"""Seconds in which wrong credentials are counted."""
+"""Seconds over which wrong credentials are counted."""
 MOST = 10
-"""Wrong ones of a client in that time; after them it is not listened to."""
+"""Wrong credentials of a client in a window, after which it is refused."""
 CLIENTS = 10_000
-"""Clients that are remembered."""
 AUDITED = 20
-"""Refused logins that the audit names in that time; the others are only counted."""
+"""Refused logins in a window that the audit lists; further ones are only counted."""
 
 log = logging.getLogger("relaybox.web")
 
 
 async def login(request: Request, status: int = 200, wrong: str = "", after: str | None = None) -> Response:
-    """Show the form, with what was wrong the last time."""
+    """Show the form, with the error of the last attempt."""
     after = request.query_params.get("next") if after is None else after
     return page(request, "login.html", status, wrong=wrong, next=back(after, "/"))
 
@@ -78,7 +74,7 @@ async def leave(request: Request) -> Response:
 
 
 async def recall(web: Web) -> None:
-    """Know of the sessions that were ended before this process began, as far as they would be good yet."""
+    """Load unexpired sessions that were ended before this process started, from the audit."""
     admin, cursor = await web.service.admin(LOCAL), None
     since = datetime.now(UTC) - timedelta(seconds=LIFE)
     for _ in range(PAGES):
@@ -92,7 +88,7 @@ async def recall(web: Web) -> None:
 
 
 async def refused(request: Request, client: str, attempts: Attempts) -> None:
-    """Count wrong credentials, and write them down, unless that is done too often."""
+    """Count wrong credentials, and add them to the log and the audit within their budget."""
     web = request.app
     attempts.failed(client)
     left_out = web.audited.take()
@@ -104,24 +100,24 @@ async def refused(request: Request, client: str, attempts: Attempts) -> None:
         admin = await web.service.admin("unknown")
         await admin.note("login refused", details)
     except RelayboxError as error:
-        # The refusal stands whether or not it could be written down.
+        # The login stays refused even if the audit cannot be written.
         log.warning("a refused login is not in the audit: %s", type(error).__name__)
 
 
 def to_login(request: Request) -> Response:
-    """Lead a browser to the form, and afterwards back here."""
+    """Redirect to the login form, which leads back here."""
     return RedirectResponse(f"{prefix(request)}/login?{urlencode({'next': place(request)})}", 303)
 
 
 class Attempts:
-    """Wrong credentials of late, by client."""
+    """Recent wrong credentials by client."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._failed: OrderedDict[str, list[float]] = OrderedDict()
 
     def check(self, client: str) -> None:
-        """Raise where there were too many, whatever is shown now."""
+        """Raise 429 if there were too many, even if the credentials are right now."""
         recent = self._recent(client)
         if len(recent) >= MOST:
             wait = math.ceil(max(1.0, recent[0] + WINDOW - self._clock()))
@@ -129,7 +125,7 @@ class Attempts:
             raise Problem(429, detail, {"retry-after": str(wait)})
 
     def failed(self, client: str) -> None:
-        """Count one more."""
+        """Count one more for a client."""
         self._failed[client] = [*self._recent(client), self._clock()][-MOST:]
         self._failed.move_to_end(client)
         while len(self._failed) > CLIENTS:
@@ -141,7 +137,7 @@ class Attempts:
 
 
 class Budget:
-    """Lets through so many things in a window of time, and counts the rest."""
+    """Allow ``most`` uses in a window of time, and count the rest."""
 
     def __init__(self, most: int = AUDITED, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
@@ -151,7 +147,7 @@ class Budget:
         self.left_out = 0
 
     def take(self) -> int | None:
-        """How many were left out since the last one, where this one may pass."""
+        """Return how many were refused since the last allowed one, or None if this one is refused."""
         if self._clock() - self._began >= WINDOW:
             self._began, self._used = self._clock(), 0
         if self._used >= self._most:

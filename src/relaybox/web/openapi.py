@@ -1,4 +1,4 @@
-"""The OpenAPI document, made of the route table and the types that requests are read by."""
+"""The OpenAPI document, generated from the route table and the schemas."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def openapi(request: Request) -> dict[str, Any]:
 
 
 def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
-    """OpenAPI 3.1, for everything that is not a page."""
+    """Return the OpenAPI 3.1 document of all routes that are not pages."""
     served = [route for route in routes if route.kind != "page"]
     types = {kind for route in served for kind in (route.body, route.answer) if _is_struct(kind)}
     types |= {schemas.ProblemDocument, schemas.OperationDocument}
@@ -93,7 +93,7 @@ def _operation(route: Route) -> dict[str, Any]:
 
 
 def _present(schema: dict[str, Any]) -> dict[str, Any]:
-    """A parameter that is not given is left out, and never null."""
+    """Remove null from the schema of a query parameter: a missing one is left out, never null."""
     kinds = [one for one in schema.get("anyOf", ()) if one != {"type": "null"}]
     rest = {name: value for name, value in schema.items() if name not in ("anyOf", "default")}
     if schema.get("default") is not None:

@@ -1,8 +1,4 @@
-"""Everything that goes wrong, as a document: RFC 9457, ``application/problem+json``.
-
-A problem is an exception; whoever finds that a request cannot be served raises one. What the rest of the
-product raises is translated here, in one place.
-"""
+"""Errors of the web as RFC 9457 documents, and the translation of Relaybox's own errors into them."""
 
 from __future__ import annotations
 
@@ -24,7 +20,7 @@ MEDIA_TYPE = "application/problem+json"
 
 
 class Problem(Exception):
-    """A request that is not served, and why."""
+    """An error that is answered with a status and a reason."""
 
     def __init__(
         self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any
@@ -37,19 +33,19 @@ class Problem(Exception):
         self.more = more
 
     def response(self) -> Response:
-        """Return what the client is told."""
+        """Return the problem as ``application/problem+json``."""
         told = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
         headers = {"cache-control": "no-store", **self.headers}
         return Response(json.dumps({**told, **self.more}).encode(), self.status, headers, MEDIA_TYPE)
 
 
 def invalid(parameter: str, detail: str, status: int = 422) -> Problem:
-    """A parameter, or a field of the body, is wrong."""
+    """Return the problem of a wrong parameter or field of the body."""
     return Problem(status, f"{parameter}: {detail}", parameter=parameter)
 
 
 def translate(error: Exception) -> Problem:
-    """What an error means to a client; nothing of its text where that could hold what is secret."""
+    """Return the problem for an error, without its text if that may contain secrets."""
     match error:
         case Problem():
             return error

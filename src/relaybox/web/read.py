@@ -1,4 +1,4 @@
-"""From what a client sends to values: parameters, bodies, forms, times. Whatever is wrong is a 4xx."""
+"""Parse what clients send: parameters, bodies, forms, times. Errors are 4xx problems."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ V = TypeVar("V")
 
 LARGEST_BODY = 256 * 1024
 SLOWEST_BODY = 10.0
-"""Seconds a body may take to arrive."""
+"""Seconds for a body to arrive."""
 DEEPEST = 20
 MOST_PARAMETERS = 50
 
@@ -35,7 +35,7 @@ _AT = re.compile(r"(.*) - at `\$(?:\.(.*))?`")
 
 
 def pairs(text: bytes, what: str) -> list[tuple[str, str]]:
-    """Names and values as forms and queries have them."""
+    """Parse the names and values of a form or a query."""
     try:
         return parse_qsl(
             text.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=MOST_PARAMETERS
@@ -46,7 +46,7 @@ def pairs(text: bytes, what: str) -> list[tuple[str, str]]:
 
 
 def query(request: Request, kind: type[T]) -> T:
-    """The parameters in the address."""
+    """Parse the query parameters; raise if one is given twice."""
     given: dict[str, str] = {}
     for name, value in pairs(request.scope.get("query_string", b""), "parameters"):
         if name in given:
@@ -56,7 +56,7 @@ def query(request: Request, kind: type[T]) -> T:
 
 
 async def body(request: Request, kind: type[T]) -> T:
-    """The JSON of the body; none at all is an empty object."""
+    """Parse the JSON body; an empty body is an empty object."""
     data = await whole_body(request)
     if not data.strip():
         return _made({}, kind, "field", strict=True)
@@ -68,7 +68,7 @@ async def body(request: Request, kind: type[T]) -> T:
 
 
 async def form(request: Request) -> ImmutableMultiDict[str, str]:
-    """The fields of a form that a page has sent."""
+    """Parse the fields of a submitted form."""
     data = await whole_body(request)
     if data:
         _check_type(request, "application/x-www-form-urlencoded")
@@ -80,7 +80,7 @@ async def form(request: Request) -> ImmutableMultiDict[str, str]:
 
 
 async def whole_body(request: Request) -> bytes:
-    """All of the body, if it is not too long and does not take too long."""
+    """Return the body; raise if it is too large or too slow."""
     too_large = Problem(413, f"The body is longer than {LARGEST_BODY // 1024} KiB.")
     declared = request.headers.get("content-length", "0")
     if declared.isascii() and declared.isdigit() and int(declared[:20]) > LARGEST_BODY:
@@ -99,7 +99,7 @@ async def whole_body(request: Request) -> bytes:
 
 
 def parsed(kind: Callable[[str], V], text: str) -> V | None:
-    """Return the value; None where the text is not one."""
+    """Return ``kind(text)``, or None if it raises ``ValueError``."""
     try:
         return kind(text)
     except ValueError:
@@ -107,14 +107,14 @@ def parsed(kind: Callable[[str], V], text: str) -> V | None:
 
 
 def identifier(text: str) -> UUID:
-    """An id in a path."""
+    """Parse an id in a path."""
     if (found := parsed(UUID, text)) is None:
         raise invalid("id", f"{shorten(text)} is no UUID")
     return found
 
 
 def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | None:
-    """A time, or a duration from now: into the past with -1, into the future with 1."""
+    """Parse a time, or a duration from now; ``direction`` is -1 for the past and 1 for the future."""
     if text is None:
         return None
     # A plus sign that was not encoded arrives as a space.
@@ -127,7 +127,7 @@ def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | 
 
 
 def filter_of(given: Criteria) -> Filter:
-    """Which rows are meant."""
+    """Return the filter for the criteria."""
     values: dict[str, Any] = {name: getattr(given, name) for name in Criteria.__struct_fields__}
     return Filter(**values | {name: moment(values[name], name) for name in ("since", "until")})
 
@@ -177,7 +177,7 @@ def _json(data: bytes) -> Any:
     too_deep = Problem(400, f"The body is nested more than {DEEPEST} deep.")
     try:
         document = json.loads(data.decode("utf-8"), object_pairs_hook=_once, parse_constant=_no_constant)
-        # What a text of one half of a pair stands for, nobody can store.
+        # Raises on a lone surrogate, which no database can store.
         json.dumps(document, ensure_ascii=False).encode("utf-8")
     except RecursionError:
         raise too_deep from None
@@ -197,7 +197,7 @@ def _inside(value: Any) -> Iterable[Any]:
 
 
 class _Refused(ValueError):
-    """JSON that is read differently by different programs."""
+    """JSON that different programs read differently."""
 
 
 def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:

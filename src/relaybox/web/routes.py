@@ -1,4 +1,4 @@
-"""Everything that is served, in one table; what a caller must be for it is read from here, and only here."""
+"""The table of routes, and the only place that says which role each requires."""
 
 from __future__ import annotations
 
@@ -23,10 +23,9 @@ Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 class Route:
     """One method of one path.
 
-    ``role`` is what the caller must have; None: anybody may ask. ``kind``: an ``api`` route is given its
-    parameters as ``request.state.query`` and its body as ``request.state.body``, read as these types, and
-    answers with a document; a ``page`` that is posted to is given ``request.state.form``, with its token
-    checked; an ``open`` route is what watches over the process, by any name of the host.
+    ``role`` None allows anybody. An ``api`` route gets ``request.state.query`` and ``request.state.body``, of
+    the types ``query`` and ``body``, and returns a document. A ``page`` that takes POST gets
+    ``request.state.form``, with its CSRF token checked. An ``open`` route answers to any host name.
     """
 
     method: Literal["GET", "POST"]
@@ -41,7 +40,7 @@ class Route:
 
     @property
     def summary(self) -> str:
-        """The first line of the endpoint's docstring."""
+        """Return the first line of the endpoint's docstring, for OpenAPI."""
         return (self.endpoint.__doc__ or "").strip().partition("\n")[0]
 
 
@@ -81,14 +80,12 @@ API = (
     _get("/audit", endpoints.audit, schemas.AuditsDocument, schemas.PageQuery),
     _get("/openapi.json", openapi, Any),
 )
-"""Documents, for programs."""
 
 WATCHED = (
     Route("GET", "/livez", endpoints.livez, None, "open", answer=schemas.AliveDocument),
     Route("GET", "/readyz", endpoints.readyz, None, "open", answer=schemas.HealthDocument),
     Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
-"""For what watches over the process."""
 
 PAGES = (
     Route("POST", "/login", login.enter, None, "page"),
@@ -113,6 +110,5 @@ PAGES = (
     Route("GET", "/login", login.login, None, "page"),
     Route("GET", "/static/{file}", static, None, "page"),
 )
-"""For people."""
 
 ROUTES: tuple[Route, ...] = (*API, *WATCHED, *PAGES)

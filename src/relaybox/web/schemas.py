@@ -1,4 +1,4 @@
-"""What requests and answers are made of. Reading, rendering and the OpenAPI document follow from these."""
+"""The types of requests and responses. Their docstrings are descriptions in the OpenAPI document."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from relaybox.stores.journal import AuditRow, Operation
 from relaybox.stores.ledger import Attempt, Choice, Entry, Relay
 
 NO_NUL = r"^[^\x00]*$"
-"""PostgreSQL keeps no NUL in texts, so nothing can be found by one."""
+"""PostgreSQL cannot store NUL in text, so no row can match one."""
 
 Text: TypeAlias = Annotated[str, Meta(max_length=255, pattern=NO_NUL)]
 Long: TypeAlias = Annotated[str, Meta(max_length=1000, pattern=NO_NUL)]
@@ -131,7 +131,7 @@ class PauseBody(Asked):
 
 
 def _document(name: str, doc: str, base: type[Struct] = Struct, /, **fields: Any) -> type[Struct]:
-    """Define the document ``{name}Document``; ``[KIND]`` is a list of that kind."""
+    """Define ``{name}Document``; a field ``[KIND]`` is a list of that kind."""
     kinds = {
         key: GenericAlias(list, tuple(kind)) if isinstance(kind, list) else kind
         for key, kind in fields.items()
@@ -142,13 +142,12 @@ def _document(name: str, doc: str, base: type[Struct] = Struct, /, **fields: Any
 
 
 def _like(kind: type, *without: str, **more: Any) -> dict[str, Any]:
-    """Return the fields of an admin's value, as they are or as ``more`` has them."""
+    """Return the fields of a class without some of them; ``more`` adds or overrides fields."""
     hints = get_type_hints(kind)
     return {name: hint for name, hint in hints.items() if name not in ("seen_at", *without)} | more
 
 
 def _entry() -> dict[str, Any]:
-    """Return the fields of a delivery, with its state behind its status."""
     fields = list(_like(Entry).items())
     at = [name for name, _ in fields].index("status") + 1
     return dict([*fields[:at], ("state", str), *fields[at:]])
@@ -302,7 +301,7 @@ PAST: Mapping[Action, str] = {
     "discard": "discarded",
     "move": "moved",
 }
-"""The field of each action's answer that counts what was done."""
+"""The field of each action's response that counts deliveries."""
 DONE: Mapping[Action, type[Struct]] = {
     action: _document(past.capitalize(), f"What a {action} did.", DoneDocument, **{past: int})
     for action, past in PAST.items()

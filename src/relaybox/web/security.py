@@ -1,10 +1,8 @@
-"""What keeps others out: host names, origins, CSRF tokens, cookies, and headers for browsers.
+"""Check hosts, origins and CSRF tokens, and set cookies and security headers.
 
-No page of another site reaches this server under a name of its own, and none makes a browser change anything
-here. There are two fences against that. A browser says where a request comes from (``Origin``,
-``Sec-Fetch-Site``), and every request that changes anything must come from here. And a form or script must
-send a token that only a page of this session was given; before a login, what a cookie of the browser holds,
-made of nothing but chance.
+The host check stops DNS rebinding. Two checks stop other sites from making a browser change anything here:
+``Origin`` and ``Sec-Fetch-Site`` must name this site, and the request must carry a CSRF token. The token
+belongs to the session; before login, it is a random value in a cookie.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ FORWARDED = frozenset({
     "true-client-ip",
 })  # fmt: skip
 FORWARDING = ("x-forwarded-", "x-original-")
-"""Names, and how names begin, that proxies give to headers of theirs."""
+"""Headers that proxies add, and the prefixes of such headers."""
 
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -50,28 +48,28 @@ HEADERS = {
     "permissions-policy": "camera=(), microphone=(), geolocation=()",
     "cache-control": "no-store",
 }
-"""What every answer says to browsers, unless it says otherwise itself."""
+"""Headers of every response, unless it sets its own."""
 
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?")
 _FORM_TOKEN = re.compile(r"[0-9a-f]{64}")
 
 
 def check_host(request: Request, hosts: Collection[str]) -> None:
-    """Raise where it is asked for by a name that is not its own."""
+    """Raise if ``hosts`` are configured and the ``Host`` header names neither one of them nor loopback."""
     name = _host_name(request)
     if hosts and name not in hosts and not is_loopback(name):
         raise Problem(421, f"This server does not answer to {name!r}; add it to hosts of the [web] table.")
 
 
 def check_local(request: Request) -> None:
-    """Without users, only this host is served: raise where anybody else could have asked."""
+    """Raise if a request may come from another host: without users, only this host is served."""
     fix = "configure users ([web.users.NAME]) to be asked from elsewhere"
     client = request.client
     if client is None or not is_loopback(client.host):
         raise Problem(403, f"Only this host is served; {fix}.")
     if not is_loopback(_host_name(request)):
         raise Problem(421, f"Only names of this host, such as localhost, are answered; {fix}.")
-    # Version 1.0 is what proxies speak that say nothing else of themselves, and no browser.
+    # HTTP/1.0 means a proxy that adds no headers: browsers do not use it.
     headers = [header.lower().replace("_", "-") for header in request.headers]
     forwarded = any(name in FORWARDED or name.startswith(FORWARDING) for name in headers)
     if forwarded or request.scope.get("http_version") == "1.0":
@@ -81,7 +79,7 @@ def check_local(request: Request) -> None:
 
 
 def _host_name(request: Request) -> str:
-    """Return the name in the ``Host`` header, without the port; raise where there is none."""
+    """Return the name in the ``Host`` header without the port; raise if it is missing or malformed."""
     given = request.headers.getlist("host")
     match = _HOST.fullmatch(given[0]) if len(given) == 1 else None
     if match is None:
@@ -90,7 +88,7 @@ def _host_name(request: Request) -> str:
 
 
 def _loopback_url(text: str) -> bool:
-    """True if it names this host, or nothing at all."""
+    """True if the URL names this host, or is empty."""
     try:
         return not text or is_loopback(urlsplit(text).hostname or "")
     except ValueError:
@@ -98,7 +96,7 @@ def _loopback_url(text: str) -> bool:
 
 
 def check_origin(request: Request) -> None:
-    """Raise where a browser says that another site makes it ask for a change."""
+    """Raise if another site made the browser send a request that changes something."""
     if request.method in SAFE:
         return
     site = request.headers.get("sec-fetch-site", "same-origin")
@@ -110,10 +108,7 @@ def check_origin(request: Request) -> None:
 
 
 def _same(origin: str, request: Request) -> bool:
-    """True if the browser sees the same host there as here.
-
-    The scheme is not compared: behind a proxy that ends TLS, a server does not know its own.
-    """
+    """True if the origin has our host. Schemes may differ: behind a TLS proxy, a server sees only http."""
     try:
         parts = urlsplit(origin)
     except ValueError:
@@ -126,7 +121,7 @@ def _same(origin: str, request: Request) -> bool:
 
 
 class Csrf:
-    """Makes the tokens of sessions, and compares them."""
+    """Create and check CSRF tokens."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -136,11 +131,11 @@ class Csrf:
         return hmac.digest(self._key, b"csrf\0" + session.encode(), "sha256").hex()
 
     def shown(self, request: Request, session: str) -> str:
-        """Return what the forms of a page carry: the session's token, or what the browser's cookie holds."""
+        """Return the token for the forms of a page: the session's, or the cookie's before login."""
         return self.token(session) if session else _kept(request) or secrets.token_hex(32)
 
     def check(self, request: Request, session: str, given: str) -> None:
-        """Raise unless it is the session's token, or that of the browser's cookie."""
+        """Raise unless ``given`` is the session's token, or the cookie's before login."""
         wanted = self.token(session) if session else _kept(request)
         if not wanted or not hmac.compare_digest(wanted.encode(), given.encode("utf-8", "replace")):
             fix = f"send it as the header {HEADER} or the field {FIELD}; a page loaded anew has one"
@@ -148,7 +143,7 @@ class Csrf:
 
 
 def keep_form_token(request: Request, response: Response) -> None:
-    """Let the browser of somebody without a session keep the token of the page that it is sent."""
+    """Set the cookie with the page's token for a browser without a session."""
     user, token = getattr(request.state, "user", None), getattr(request.state, "csrf", "")
     if token and (user is None or not user.session) and _kept(request) != token:
         set_cookie(request, response, FORM_COOKIE, token)
@@ -162,13 +157,13 @@ def _kept(request: Request) -> str:
 def set_cookie(
     request: Request, response: Response, name: str, value: str, max_age: int | None = None
 ) -> None:
-    """Let the browser keep a text that only this application gets back, and no script can read."""
+    """Set a cookie for this application only, which no script can read."""
     response.set_cookie(
         name,
         value,
         max_age=max_age,
         path=prefix(request) or "/",
-        # Behind a proxy that ends TLS and does not say so, the browser's origin tells.
+        # A TLS proxy may not announce itself: then the origin shows the browser's scheme.
         secure=request.url.scheme == "https"
         or request.headers.get("origin", "").lower().startswith("https://"),
         httponly=True,
@@ -177,12 +172,12 @@ def set_cookie(
 
 
 def prefix(request: Request) -> str:
-    """Return the path that all of this is mounted under, without a slash at its end."""
+    """Return the path under which the application is mounted, without a trailing slash."""
     return str(request.scope.get("root_path", ""))
 
 
 def client_address(request: Request) -> str:
-    """Return whose logins are counted together: an address, or a network of IPv6, where a host has many."""
+    """Return the client's address; for IPv6 its /64 network, because a host has many addresses."""
     host = request.client.host if request.client is not None else ""
     address = address_of(host.partition("%")[0])
     if address is None:
@@ -193,7 +188,7 @@ def client_address(request: Request) -> str:
 
 
 def securing(send: Send) -> Send:
-    """Return a ``send`` that adds ``HEADERS`` to the answer."""
+    """Return a ``send`` that adds ``HEADERS`` to the response."""
 
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":

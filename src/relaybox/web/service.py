@@ -1,7 +1,7 @@
-"""The operators' service behind the web: opened by the first request that needs it, closed at the end.
+"""The ``Admin`` behind the web, opened by the first request that needs it.
 
-An application that mounts the web need not run its lifespan, and a database that is down when the server
-starts need not stay so: whatever could not be opened is tried again by the next request.
+It needs no lifespan, which mounted applications may lack. If the database is down, the next request
+tries again.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from relaybox.web.auth import LOCAL
 
 CONNECTIONS = 4
 PATIENCE = 5.0
-"""Seconds in which the database must say whether work flows."""
+"""Seconds for the database to answer a health check."""
 FRESH = 1.0
-"""Seconds for which that answer is good; asking more often costs the database nothing."""
+"""Seconds for which a health check is cached."""
 
 
 class Service:
-    """One pool of connections for all requests of a process, and the bulk actions that it runs."""
+    """One connection pool for all requests of a process, and its bulk actions."""
 
     def __init__(self, outbox: Outbox) -> None:
         self.outbox = outbox
@@ -38,7 +38,7 @@ class Service:
         self._bulk: Bulk | None = None
 
     async def admin(self, actor: str) -> Admin:
-        """The service, acting as this user."""
+        """Return an ``Admin`` that acts as this user."""
         self._follow_loop()
         async with self._lock:
             if self._admin is None:
@@ -47,7 +47,7 @@ class Service:
         return self._admin.acting_as(actor)
 
     def bulk(self) -> Bulk:
-        """What runs bulk actions in the background."""
+        """Return the runner of bulk actions in the background."""
         self._follow_loop()
         if self._bulk is None:
             self._bulk = Bulk(lambda actor: self.outbox.admin(actor, connections=1))
@@ -55,7 +55,7 @@ class Service:
         return self._bulk
 
     async def health(self) -> Health:
-        """Return what was found a moment ago, else what is found now; nobody looks twice at a time."""
+        """Return the health, at most ``FRESH`` seconds old; concurrent requests share one check."""
         self._follow_loop()
         async with self._looking:
             if time.monotonic() - self._looked > FRESH:
@@ -69,13 +69,13 @@ class Service:
         return self._health
 
     async def close(self) -> None:
-        """Stop what runs, and let go of the connections; a later request opens them anew."""
+        """Stop bulk actions and close the connections; a later request opens them again."""
         opened, self._open = self._open, AsyncExitStack()
         self._admin = self._bulk = None
         await opened.aclose()
 
     def _follow_loop(self) -> None:
-        """What was opened in another event loop, which has ended, cannot be used in this one."""
+        """Forget what an earlier event loop opened: it cannot be used in this one."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop, self._lock, self._looking = loop, asyncio.Lock(), asyncio.Lock()

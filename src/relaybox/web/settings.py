@@ -1,6 +1,6 @@
-"""The ``[web]`` table: where the web is served, to whom, and what of a payload is not shown."""
+"""The settings of the ``[web]`` table."""
 
-# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# A Setting is a descriptor: all instances share it on purpose.
 # ruff: noqa: RUF009
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ from relaybox.errors import ConfigError, shorten
 Role: TypeAlias = Literal["viewer", "operator"]
 
 SHORTEST = 16
-"""Characters of a token, and of the secret: nobody may guess it, also from something that it signed."""
+"""Least characters of a token or the secret: it must not be guessable, even from a signature."""
 
 RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
-"""Names by which the audit and the rows call those who are no users."""
+"""Names that the audit and rows use for actors that are not users."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
 
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A user whose tokens were read: one, or several while one replaces another."""
+    """A user with the tokens revealed; several while one replaces another."""
 
     name: str
     role: Role
@@ -64,7 +64,7 @@ class UserSettings:
 
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
-        """Made of its table."""
+        """Create it from its table."""
         where = f"web: user {shorten(name)}"
         settings = known_only(mapping, ("token", "role"), where, {"password": "did you mean 'token'?"})
         if "token" not in settings:
@@ -73,12 +73,11 @@ class UserSettings:
         return cls(name, **settings)
 
     def reveal(self) -> Known:
-        """With the tokens themselves; raises where they are missing or too short."""
+        """Return the user with the tokens; raise if one is missing or too short."""
         return Known(self.name, self.role, _revealed(self.token, f"{self._where}token", str.split))
 
 
 def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
-    """Return the parts of a secret; raise where one is missing or too short."""
     try:
         found = tuple(parts(secret.reveal()))
     except ConfigError as error:
@@ -96,7 +95,7 @@ def _host(value: str, setting: str) -> str:
 
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
-    """Return the address; None where the text is not one."""
+    """Return the IP address, or None if the text is not one."""
     try:
         return ipaddress.ip_address(text)
     except ValueError:
@@ -141,7 +140,7 @@ def _users(value: Any, setting: str) -> tuple[UserSettings, ...]:
 
 @dataclass(frozen=True)
 class WebSettings:
-    """Everything the web is configured with."""
+    """The ``[web]`` table."""
 
     host: Setting[str, str] = Setting(_host, "127.0.0.1")
     port: Setting[int, int] = Setting(_port, 8811)
@@ -154,14 +153,14 @@ class WebSettings:
 
     @classmethod
     def of(cls, table: Mapping[str, Any], **more: Any) -> Self:
-        """Made of the ``[web]`` table, with what is given in code before it."""
+        """Create it from the ``[web]`` table; ``more`` overrides the table."""
         fixes = {"token": "write it in a [web.users.NAME] table"}
         names = [item.name for item in fields(cls)]
         given = known_only(table, names, "[web]", fixes)
         return cls(**given | known_only(more, names, "the web", fixes))
 
     def reveal(self) -> tuple[Known, ...]:
-        """The users with their tokens; raises where one is missing, or two have the same."""
+        """Return the users with their tokens; raise if a token is missing, or two users share one."""
         self.revealed_secret()
         known = tuple(user.reveal() for user in self.users)
         owners: dict[str, str] = {}
@@ -173,16 +172,16 @@ class WebSettings:
         return known
 
     def revealed_secret(self) -> str:
-        """What signs, beside the tokens; nothing where none is configured."""
+        """Return the secret that is part of every signing key, or an empty text if there is none."""
         return "" if self.secret is None else _revealed(self.secret, "web: secret", lambda text: [text])[0]
 
     @property
     def address(self) -> str:
-        """Where it is served."""
+        """Return the URL that it is served at."""
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def check_binding(self, *, require_users: bool = False) -> None:
-        """Raise where everybody could reach it and nobody would have to log in."""
+        """Raise if other hosts could reach it without logging in."""
         if require_users and not self.users:
             fix = "add a [web.users.NAME] table with a token and a role"
             raise ConfigError(f"web: --require-users, and no users are configured; {fix}")
@@ -194,7 +193,7 @@ class WebSettings:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a name or an address means this very host."""
+    """True if a name or an address means this host."""
     if host.lower().rstrip(".") == "localhost":
         return True
     address = address_of(host.partition("%")[0])

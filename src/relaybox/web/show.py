@@ -1,4 +1,4 @@
-"""How pages say numbers, durations and sizes, in few characters."""
+"""Format numbers, durations and sizes for pages."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
 
 
 def number(value: float | None) -> str:
-    """A whole number with its thousands apart."""
+    """Return a whole number with thousands separators."""
     return NOTHING if value is None else f"{value:,.0f}"
 
 
 def compact(value: float) -> str:
-    """A number for an axis, such as ``1.5k``."""
+    """Return a number for an axis, such as ``1.5k``."""
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= size:
             return f"{value / size:.3g}{unit}"
@@ -29,7 +29,7 @@ def compact(value: float) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """One number and its unit, such as ``3 min``."""
+    """Return a duration in its largest unit, such as ``3 min``."""
     if seconds is None:
         return NOTHING
     count, unit = largest(seconds)
@@ -37,7 +37,7 @@ def duration(seconds: float | None) -> str:
 
 
 def lag(seconds: float | None) -> str:
-    """A duration of any length to two or three digits, such as ``42 ms`` or ``1.3 s``."""
+    """Return a duration with two or three digits, such as ``42 ms`` or ``1.3 s``."""
     if seconds is None:
         return NOTHING
     if seconds < 1:
@@ -46,14 +46,14 @@ def lag(seconds: float | None) -> str:
 
 
 def rate(per_second: float | None) -> str:
-    """So many a second."""
+    """Return a rate, such as ``12/s``."""
     if per_second is None:
         return NOTHING
     return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.2g}/s" if per_second else "0/s"
 
 
 def size(count: int | None) -> str:
-    """Bytes in the unit that suits them."""
+    """Return a number of bytes, such as ``1.5 KiB``."""
     if count is None:
         return NOTHING
     for unit, name in _SIZES:
@@ -63,32 +63,32 @@ def size(count: int | None) -> str:
 
 
 def ago(moment: datetime, now: datetime) -> str:
-    """How far away a moment is, in either direction."""
+    """Return the distance of a moment, such as ``in 3 min`` or ``3 min ago``."""
     distance = (moment - now).total_seconds()
     return f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
 
 
 def spelled(moment: datetime) -> str:
-    """A moment as people read it."""
+    """Return a moment in UTC for people."""
     return moment.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S")
 
 
 def machine(moment: datetime) -> str:
-    """A moment as ``datetime`` attributes hold it."""
+    """Return a moment for a ``datetime`` attribute in HTML."""
     return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
 def place(sink: str) -> str:
-    """Where a sink leads: its scheme and its host; the rest of an address can be what opens it."""
+    """Return the scheme and host of a sink; the rest of its address may be secret."""
     return re.sub(r"(//[^/]*).*", r"\1", mask_url(sink).partition("?")[0], flags=re.DOTALL)
 
 
 def segment(text: str) -> str:
-    """A text as one segment of a path."""
+    """Quote a text as one segment of a path."""
     return quote(text, safe="")
 
 
 def shortened(text: str | None, length: int = 120) -> str:
-    """The beginning of a text, on one line."""
+    """Return the beginning of a text, on one line."""
     line = " ".join((text or "").split())
     return line if len(line) <= length else f"{line[: length - 1]}…"

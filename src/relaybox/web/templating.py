@@ -1,4 +1,4 @@
-"""Pages from templates: what each of them knows, and how one page leads to the next."""
+"""Render pages from templates, redirect between them, and serve static files."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from relaybox.web import show
 from relaybox.web.security import keep_form_token, prefix, set_cookie
 
 FRAGMENT = "x-relaybox-fragment"
-"""The header of a request for a page without its frame, to update what is on the screen."""
+"""The header that asks for a page without its layout, to update an open page."""
 
 FLASH = "relaybox_flash"
 """The cookie that carries a message to the next page."""
 
 LONGEST_FLASH = 1_400
-"""Bytes; a cookie of more than four kilobytes, with everything that is escaped in it, is none."""
+"""Bytes of a message: with its escapes, the cookie must fit into 4 KiB."""
 
 STATIC = Path(__file__).parent / "static"
 TYPES = {
@@ -36,10 +36,8 @@ TYPES = {
     "app.js": "text/javascript; charset=utf-8",
     "icon.svg": "image/svg+xml",
 }
-"""The files in it, which are served."""
 
 FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
-"""What templates take from ``show``."""
 
 SECTIONS = ("destinations", "events", "failures", "dead-letters", "operations", "relays", "audit", "system")
 NAVIGATION = (
@@ -49,7 +47,7 @@ NAVIGATION = (
 
 
 def page(request: Request, template: str, status: int = 200, **context: Any) -> HTMLResponse:
-    """The template as an answer, in its frame unless only a fragment was asked for."""
+    """Render a template, in its layout unless only a fragment was requested."""
     whole = FRAGMENT not in request.headers
     flash = read_flash(request) if whole else None
     about = {**_about(request), "layout": "base.html" if whole else "fragment.html", "flash": flash}
@@ -62,12 +60,12 @@ def page(request: Request, template: str, status: int = 200, **context: Any) -> 
 
 
 def error_page(request: Request, status: int, title: str, detail: str) -> Response:
-    """A page that says what happened and leads back."""
+    """Return the error page."""
     return page(request, "error.html", status, title=title, detail=detail, code=status)
 
 
 def redirect(request: Request, path: str, message: str, kind: str = "done") -> RedirectResponse:
-    """To a page, by GET, with a message that it shows once; ``kind`` is ``done`` or ``trouble``."""
+    """Redirect to a page that shows a message once; ``kind`` is ``done`` or ``trouble``."""
     response = RedirectResponse(prefix(request) + path, 303)
     shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
     cut = shown[:LONGEST_FLASH].decode("utf-8", "ignore")
@@ -77,7 +75,7 @@ def redirect(request: Request, path: str, message: str, kind: str = "done") -> R
 
 
 def read_flash(request: Request) -> tuple[str, str] | None:
-    """The message that the last action left, if any."""
+    """Return the kind and text of the last action's message, if any."""
     try:
         kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
     except (ValueError, TypeError, RecursionError):
@@ -87,25 +85,25 @@ def read_flash(request: Request) -> tuple[str, str] | None:
 
 
 def back(given: str | None, otherwise: str) -> str:
-    """A path of this dashboard that a form names to come back to."""
+    """Return the path to go back to if it is on this site, else ``otherwise``."""
     if given and given.startswith("/") and not given.startswith("//") and given.isprintable():
         return given if "\\" not in given else otherwise
     return otherwise
 
 
 def here(request: Request) -> str:
-    """The path of the request as it was written, without the prefix that all of this is mounted under."""
+    """Return the raw path of the request, without the mount prefix."""
     path: str = request.scope["raw_path"].decode("ascii", "replace")
     return path.removeprefix(quote(prefix(request))) or "/"
 
 
 def place(request: Request) -> str:
-    """The same, with the query."""
+    """Return the path of the request with its query."""
     return here(request) + (f"?{request.url.query}" if request.url.query else "")
 
 
 def url_of(request: Request) -> Callable[..., str]:
-    """Makes addresses of paths: with the prefix, and with the parameters that are given."""
+    """Return a function that makes URLs, with the mount prefix and non-empty parameters."""
 
     def url(path: str, **query: Any) -> str:
         given = {name: value for name, value in query.items() if value not in (None, "")}
@@ -117,7 +115,7 @@ def url_of(request: Request) -> Callable[..., str]:
 def paging(
     request: Request, path: str, cursor: object | None, following: object | None, **given: Any
 ) -> dict[str, Any]:
-    """Return where a list goes on, and where it begins unless this is its first page."""
+    """Return the URL of the next page, and that of the first unless this is it."""
     url = url_of(request)
     return {
         "cursor": cursor,
@@ -162,12 +160,12 @@ def _environment() -> Environment:
 
 @functools.cache
 def version_of(name: str) -> str:
-    """Of a static file: changes when the file does, so that browsers may keep it for good."""
+    """Return a hash of a static file, so that browsers can cache it forever."""
     return hashlib.sha256((STATIC / name).read_bytes()).hexdigest()[:12]
 
 
 async def static(request: Request) -> Response:
-    """One of our own files; its address holds its version, so that it may be kept for good."""
+    """Serve a static file; cacheable forever if its URL has the current version."""
     name = request.path_params["file"]
     if name not in TYPES:
         return error_page(request, 404, "No such file", "Only the dashboard's own files are served here.")

@@ -1,4 +1,4 @@
-"""The dashboard's pages, a module for each thing that they show."""
+"""The pages of the dashboard."""
 
 from relaybox.web.pages import actions, destinations, events, system
 

@@ -1,4 +1,4 @@
-"""``/actions/…``: what an operator's forms do. Each leads back to a page, with a message."""
+"""``/actions/…``: the forms of operators. Each redirects to a page with a message."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ LONGEST_REASON = 500
 
 
 def acting(otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, str]]]) -> Endpoint:
-    """An endpoint that does it and leads to the page that it names, with a message; or says what is wrong."""
+    """Return an endpoint that runs ``do`` and redirects to its page with its message, or with the error."""
 
     async def endpoint(request: Request) -> Response:
         given: Form = request.state.form
@@ -48,7 +48,7 @@ def acting(otherwise: str, do: Callable[[Request, Form], Awaitable[tuple[str, st
 
 
 async def confirm(request: Request) -> Response:
-    """Show how many an action is about, and the form that starts it."""
+    """Show how many deliveries an action affects, and the form that starts it."""
     query, admin = request.query_params, request.state.admin
     action = cast(Action, query.get("action", ""))
     if action not in EFFECTS:
@@ -83,7 +83,7 @@ async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> 
 
 
 def _filter(given: Form) -> Filter:
-    """Return the filter of these fields; raise where there are none: it would be about everything."""
+    """Return the filter of these fields; raise if it is empty, because it would match everything."""
     if not given:
         raise Wrong("Name at least one thing that they have in common.")
     return filter_of(given)
@@ -102,7 +102,7 @@ async def _do(admin: Admin, action: Action, one: str, to: str | None, *, dry_run
 
 
 def _changing(action: Action) -> Endpoint:
-    """For one delivery at once; for all that match a filter in the background."""
+    """Return an endpoint that changes one delivery at once, or those of a filter in the background."""
 
     async def do(request: Request, given: Form) -> tuple[str, str]:
         to = given.get("to") or None
@@ -177,4 +177,3 @@ ACTIONS: Mapping[str, Endpoint] = {
     "move": acting("/destinations", _move),
     "cancel": acting("/operations", _cancel),
 }
-"""What answers ``POST /actions/{name}``, all for operators."""

@@ -1,6 +1,4 @@
-"""``/``: whether everything flows, and since when not; ``/destinations`` and one of them: health, charts,
-settings, and what an operator can do.
-"""
+"""The overview at ``/``, and the pages ``/destinations`` and ``/destinations/{name}``."""
 
 from __future__ import annotations
 
@@ -26,7 +24,7 @@ Mood: TypeAlias = Literal["good", "warn", "bad", ""]
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``word`` names the shape, ``text`` stands by it, ``note`` says more; ``held``: it can be resumed."""
+    """A destination's state; ``word`` selects the icon, and ``held`` means that it can be resumed."""
 
     word: str
     text: str
@@ -45,7 +43,7 @@ SIMPLE: Mapping[str, Health] = {
 """The health of states that need no more words."""
 
 Row: TypeAlias = tuple[DestinationStats, Health, str]
-"""A destination, its health, and where it leads."""
+"""A destination, its health, and the place of its sink."""
 
 
 async def overview(request: Request) -> Response:
@@ -76,7 +74,7 @@ async def overview(request: Request) -> Response:
 
 
 def latest(series: Series) -> Point:
-    """The newest step of time that is over: the one that runs has only a part of its numbers."""
+    """Return the newest complete step; the current one has only a part of its numbers."""
     return series.points[-2] if len(series.points) > 1 else series.points[-1]
 
 
@@ -97,7 +95,7 @@ def _periods(chosen: str) -> dict[str, Any]:
 
 
 async def destinations(request: Request) -> Response:
-    """Show every destination that is configured, or has rows."""
+    """Show every destination that is configured or has rows."""
     admin = request.state.admin
     every = rows(await admin.stats(), await admin.destinations())
     troubled = sum(health.mood in ("warn", "bad") for _, health, _ in every)
@@ -106,7 +104,7 @@ async def destinations(request: Request) -> Response:
 
 
 async def destination(request: Request) -> Response:
-    """Show all about one."""
+    """Show one destination: health, charts, settings and actions."""
     admin = request.state.admin
     name = request.path_params["name"]
     configured = await admin.destinations()
@@ -128,7 +126,7 @@ async def destination(request: Request) -> Response:
 
 
 def _settings(one: Destination) -> Iterator[tuple[str, str]]:
-    """What is configured, without what is secret."""
+    """Yield the settings of a destination, without secrets."""
     yield "Sink", show.place(one.sink)
     yield "Format", _word(one.format)
     failed = "blocks" if one.on_failed == "block" else "skips"
@@ -150,7 +148,7 @@ def _word(value: Any) -> str:
 
 
 def rows(stats: Stats, configured: Mapping[str, Destination]) -> list[Row]:
-    """Return every destination, those in trouble first."""
+    """Return every destination, those with problems first."""
     order: dict[Mood, int] = {"bad": 0, "warn": 1, "": 2, "good": 2}
     sinks = {name: show.place(one.sink) for name, one in configured.items()}
     every = [(one, health(one), sinks.get(one.name, "")) for one in stats.destinations]

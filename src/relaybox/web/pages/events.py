@@ -1,7 +1,4 @@
-"""``/events``: deliveries by what the URL asks for; ``/events/{id}``: where one is, why, and what happened
-to it; ``/failures``: what failed for good, in groups; ``/dead-letters``: copies of it, and why. And filters,
-as URLs and forms have them.
-"""
+"""The pages ``/events``, ``/events/{id}``, ``/failures`` and ``/dead-letters``, and their filters."""
 
 from __future__ import annotations
 
@@ -41,7 +38,6 @@ FIELDS = {
     "error": "Error holds",
     "fingerprint": "Group of failures",
 }
-"""The parameters of a filter, and what people call them."""
 CHOICES = tuple(one for one in get_args(Choice) if one not in ("processing", "completed"))
 BULK = {
     "failed": (("retry", "Retry all…"), ("discard", "Discard all…")),
@@ -49,10 +45,9 @@ BULK = {
     "discarded": (("replay", "Replay all…"),),
     "pending": (("discard", "Discard all…"),),
 }
-"""What can be done to everything that matches a filter of that state."""
 
 LONGEST = 100_000
-"""How many characters of a document are shown."""
+"""Most characters of a document to show."""
 
 MOODS: dict[str, Mood] = {
     "delivered": "good",
@@ -68,11 +63,11 @@ MOODS: dict[str, Mood] = {
 
 
 class Wrong(ValueError):
-    """A parameter that cannot be meant so; the message says which, and what to write."""
+    """A wrong parameter or field; the message says which, and how to fix it."""
 
 
 async def events(request: Request) -> Response:
-    """Show a page of them, with the filter as it was given, right or wrong."""
+    """Show a page of deliveries, with the filter as given even if it is wrong."""
     admin = request.state.admin
     names = [name for name in await admin.names() if name]
     given, at = chosen(request.query_params), request.query_params.get("cursor")
@@ -99,7 +94,7 @@ async def events(request: Request) -> Response:
 
 
 async def event(request: Request) -> Response:
-    """Show the event of that id with all its deliveries, or the delivery of that id."""
+    """Show an event with all its deliveries, or one delivery, by its id."""
     admin, allowed = request.state.admin, request.app.rules
     id_ = read.parsed(UUID, request.path_params["id"])
     details = () if id_ is None else await admin.event(id_)
@@ -122,7 +117,6 @@ async def event(request: Request) -> Response:
 
 
 def _shown(one: Detail, reason: Reason | None, allowed: Rules) -> dict[str, Any]:
-    """Return a delivery as the page shows it."""
     return {
         "entry": one.entry,
         "why": "is where its state says" if reason is None else allowed.scrub(reason.text),
@@ -136,7 +130,7 @@ def _shown(one: Detail, reason: Reason | None, allowed: Rules) -> dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One thing that happened to a delivery, or will; ``kind`` names its shape."""
+    """A past or future step of a delivery; ``kind`` selects its icon."""
 
     kind: str
     title: str
@@ -181,7 +175,7 @@ def _facts(entry: Entry) -> Iterator[tuple[str, str]]:
 
 
 def _actions(entry: Entry) -> Iterator[tuple[str, str]]:
-    """Those that are not just done lead to a question first."""
+    """Yield the actions for a delivery; those with an ellipsis ask for confirmation."""
     if entry.state is State.FAILED or entry.backing_off:
         yield "retry", "Retry" if entry.state is State.FAILED else "Retry now"
     if entry.state in (State.DELIVERED, State.FAILED, State.DISCARDED):
@@ -205,7 +199,7 @@ def _document(value: Any) -> str:
 
 
 async def failures(request: Request) -> Response:
-    """The groups, of one destination where the URL names it."""
+    """Show groups of failures, of one destination if the URL names it."""
     admin = request.state.admin
     chosen = request.query_params.get("destination") or None
     names = [name for name in await admin.names() if name]
@@ -215,7 +209,7 @@ async def failures(request: Request) -> Response:
 
 
 async def dead_letters(request: Request) -> Response:
-    """Deliveries at the destinations that others name as ``dead_letter``."""
+    """Show deliveries at destinations that others name as ``dead_letter``."""
     admin = request.state.admin
     cursor = read.parsed(UUID, request.query_params.get("cursor", ""))
     found = await admin.dead_letters(cursor=cursor)
@@ -229,13 +223,13 @@ async def dead_letters(request: Request) -> Response:
 
 
 def chosen(given: Mapping[str, Any]) -> dict[str, str]:
-    """The parameters of a filter that are not empty; forms send the others too."""
+    """Return the filter's parameters that are not empty; forms also send empty ones."""
     texts = ((name, str(given.get(name, "")).strip()) for name in FIELDS)
     return {name: text for name, text in texts if text}
 
 
 def filter_of(given: Mapping[str, str]) -> Filter:
-    """The filter; raises ``Wrong``."""
+    """Return the filter; raise ``Wrong`` if a parameter is invalid."""
     try:
         return read.filter_of(msgspec.convert(given, Criteria, strict=False))
     except msgspec.ValidationError as error:

@@ -1,6 +1,4 @@
-"""``/relays``: who delivers; ``/operations``: bulk actions, how far they are, and how they ended; ``/audit``:
-who did what; ``/system``: the database, the schema, and the settings, without secrets.
-"""
+"""The pages ``/relays``, ``/operations``, ``/audit`` and ``/system``."""
 
 from __future__ import annotations
 
@@ -26,13 +24,12 @@ from relaybox.web.redact import Rules, redact
 from relaybox.web.templating import page, paging
 
 PATIENCE = 3.0
-"""Seconds that the page waits for the schema's version."""
+"""Seconds to wait for the schema version."""
 FIRST = ("destination", "from", "status", "to", "reason")
-"""What is said first of an operation or an action."""
 
 
 async def operations(request: Request) -> Response:
-    """The newest operations."""
+    """Show the newest bulk actions and their progress."""
     found = await request.state.admin.operations()
     running = sum(one.state == "running" for one in found)
     return page(
@@ -50,7 +47,7 @@ def _progress(one: Operation) -> str:
 
 
 async def audit(request: Request) -> Response:
-    """What operators did, newest first."""
+    """Show what operators did, newest first."""
     cursor = read.parsed(number, request.query_params.get("cursor", ""))
     found = await request.state.admin.audits(cursor=cursor)
     rows = [(row, told(row.details, request.app.rules)) for row in found.rows]
@@ -58,7 +55,7 @@ async def audit(request: Request) -> Response:
 
 
 def told(about: Mapping[str, Any], rules: Rules) -> str:
-    """Details of an operation or an audit row in words: names and values, those of a filter among them."""
+    """Return the details of an operation or audit row in words, with those of its filter."""
     details: Mapping[str, Any] = redact(about, rules)
     filter = details.get("filter")
     given = filter if isinstance(filter, Mapping) else {}
@@ -75,7 +72,7 @@ def _value(value: Any) -> str:
 
 
 async def relays(request: Request) -> Response:
-    """The relays that were seen lately, and which of them leads."""
+    """Show the relays seen last, and which of them leads."""
     seen = (await request.state.admin.stats()).relays
     shown = [
         (one, is_alive(one), one.leads_until is not None and one.leads_until > one.seen_at) for one in seen
@@ -85,7 +82,7 @@ async def relays(request: Request) -> Response:
 
 
 async def system(request: Request) -> Response:
-    """What this is, what it runs on, and whether it is well."""
+    """Show health, versions, database and settings, without secrets."""
     settings: Settings = request.app.outbox.settings
     health = await request.state.admin.health()
     database = [
