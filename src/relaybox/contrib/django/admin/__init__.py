@@ -302,7 +302,7 @@ def facts_of_delivery(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
     yield "Destination", html('<a href="{}?{}">{}</a>', listing, query, entry.destination or "(none)")
     yield "Delivery ID", html("<code>{}</code>", entry.id)
     times = "once" if entry.crashes == 1 else f"{entry.crashes} times"
-    crashes = f"; its relay died {times}" if entry.crashes else ""
+    crashes = f"; its relay died or was stopped {times}" if entry.crashes else ""
     yield "Attempts", f"{entry.attempts} of {entry.max_attempts}{crashes}"
     if entry.ordering_key is not None:
         yield "Ordering key", html("<code>{}</code>", entry.ordering_key)
