@@ -68,10 +68,7 @@ class Locked(StoreError):
 
 
 class RowsLocked(StoreError):
-    """Other sessions hold the rows with the ids ``rows``. All others were settled, or their leases extended.
-
-    ``lost`` has the ids among those others that had lost their lease.
-    """
+    """Other sessions hold ``rows``. The rest is settled or extended; ``lost`` ones had lost their lease."""
 
     def __init__(self, rows: frozenset[UUID], lost: frozenset[UUID]) -> None:
         super().__init__(f"another session has locked {len(rows)} of the rows; end its transaction")

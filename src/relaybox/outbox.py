@@ -66,7 +66,6 @@ class Outbox:
         self._emitter.caller = self._bell
         self._changing = threading.Lock()
         self.file: Path | None = None
-        """The file that the settings were read from, if any."""
         if database is None and (file := find_file(None, os.environ)) is not None:
             self.follow(file, len(self.settings.routes) - in_file)
         # Set while a test runs, so that a relay does not send anything by accident.
@@ -138,9 +137,9 @@ class Outbox:
         return (await self._emitter.awrite(connection, [call], autocommit))[0]
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
-        """Write several events in few statements; positions follow the given order.
+        """Write several events, each a ``Call`` or a mapping of ``emit``'s arguments, in few statements.
 
-        Each is a ``Call`` or a mapping of ``emit``'s arguments. If one is refused, nothing is written.
+        Positions follow the given order. If one is refused, nothing is written.
         """
         return self._emitter.emit_many(connection, calls, autocommit=autocommit)
 
@@ -151,10 +150,9 @@ class Outbox:
     def transaction(self, connection: Any) -> Transaction:
         """Return a transaction on any connection or session that ``emit`` or ``aemit`` takes.
 
-        Use ``with`` on a synchronous connection and ``async with`` on an asynchronous one. The block commits
-        at its end and rolls back if it raises. If a transaction is already open, the block is a savepoint in
-        it, and the outer transaction still has to be committed. A connection in autocommit returns to
-        autocommit afterwards. SQLAlchemy's AUTOCOMMIT level raises ``NotInTransaction``.
+        Use it with ``with`` or ``async with``. In an open transaction the block is a savepoint, and the outer
+        one still has to be committed. A connection in autocommit returns to it afterwards. SQLAlchemy's
+        AUTOCOMMIT level raises ``NotInTransaction``.
         """
         return self._emitter.transaction(connection)
 
@@ -206,9 +204,8 @@ class Outbox:
     def enabled(self, route: Route | str, aggregate_id: Any) -> bool:
         """True if the route's events of this aggregate are sent: in its rollout and not in shadow.
 
-        If False, the application keeps doing what it did before. ``route`` is a ``Route``, a pattern, a
-        destination's name or an event type. If it names several routes or destinations, all of them must
-        send. Raise ``ConfigError`` if nothing matches.
+        ``route`` is a ``Route``, a pattern, a destination's name or an event type. If it names several routes
+        or destinations, all of them must send. Raise ``ConfigError`` if nothing matches.
         """
         self._look()
         return is_sent(self._emitter.routes, route, aggregate_id)
@@ -225,11 +222,10 @@ class Outbox:
         self._change(lambda settings: changed(settings, route, shadow=on))
 
     def follow(self, file: Path, first: int = 0) -> None:
-        """Apply later changes of ``rollout`` and ``shadow`` to the routes that were read from this file.
+        """Apply later changes of ``rollout`` and ``shadow`` in this file to its routes, from ``first`` on.
 
-        They start at index ``first`` of the settings' routes. The file is checked at most once a second, when
-        an event is emitted or routed or ``enabled`` is called. Other changes in it take effect at the next
-        start.
+        The file is checked at most once a second, when an event is emitted or routed or ``enabled`` is
+        called. Other changes in it take effect at the next start.
         """
 
         def take(new: Mapping[int, Route]) -> None:
@@ -286,10 +282,9 @@ class Outbox:
         )
 
     def wake(self, *destinations: str) -> None:
-        """Wake relays after you committed events on a raw connection of your own.
+        """Wake relays after a commit on a raw connection; return at once and never raise.
 
-        Sessions and ``outbox.transaction`` do this themselves. Return at once and never raise. Without names,
-        wake all destinations.
+        Sessions and ``outbox.transaction`` do this themselves. Without names, wake all destinations.
         """
         self._bell.call(destinations or [destination.name for destination in self.settings.destinations])
 
@@ -305,7 +300,7 @@ class Outbox:
         run(self.adrain())
 
     def migrate(self) -> list[int]:
-        """Upgrade the tables to this version, as ``relaybox migrate`` does. Return the versions applied.
+        """Upgrade the tables to this version and return the versions applied, as ``relaybox migrate`` does.
 
         It is safe to repeat, and to run in several processes at once.
         """
@@ -317,8 +312,7 @@ class Outbox:
     async def admin(self, actor: str = "application", *, connections: int = 2) -> AsyncIterator[Admin]:
         """Open the operators' service: ``async with outbox.admin("ann") as admin:``.
 
-        The audit records ``actor``; ``admin.acting_as`` switches to another. The block holds at most
-        ``connections`` database connections.
+        The audit records ``actor``. The block holds at most ``connections`` database connections.
         """
         from relaybox.operate.admin import Admin
         from relaybox.stores.open import open_store

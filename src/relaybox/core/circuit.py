@@ -49,10 +49,7 @@ class Circuit:
             self._failures.pop(event_id, None)
 
     def fail(self, event_id: UUID) -> Trouble:
-        """Record that the destination was unavailable to this event.
-
-        The event is poison if the destination acknowledged others since its previous failure.
-        """
+        """Record a failure. It is poison if others were acknowledged since the event failed before."""
         times, acknowledged = self._failures.pop(event_id, (0, self._acknowledged))
         self._failures[event_id] = (times + 1, self._acknowledged)
         if len(self._failures) > REMEMBERED:
@@ -79,7 +76,7 @@ class Circuit:
         return max(self.pace(self._trips + 1), asked or 0.0)
 
     def pause(self, asked: float | None) -> float:
-        """Open the circuit and return the seconds until a probe; they double each time."""
+        """Count a trip and return the seconds until a probe; they double each time."""
         length = self.next_pause(asked)
         self._trips = min(self._trips + 1, 10)
         self._troubled.clear()

@@ -17,10 +17,7 @@ from typing import Protocol
 uptime: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds since some moment, suspension included; never goes back.
-
-A ``partial`` is cheaper than a function, and a lane calls it for every delivery.
-"""
+"""Seconds since some moment; never goes back. A ``partial`` is cheap: a lane calls it per delivery."""
 
 
 class Clock(Protocol):
@@ -38,7 +35,6 @@ class Clock(Protocol):
 class MonotonicClock:
     """The machine's clock."""
 
-    # An alias, not a method that calls it: a lane reads the clock for every delivery.
     now = staticmethod(uptime)
 
     async def sleep(self, seconds: float) -> None:

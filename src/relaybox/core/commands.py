@@ -4,17 +4,15 @@ from __future__ import annotations
 
 
 class Program:
-    """The command line's names. A framework that wraps the command line overrides them."""
+    """The command line's names, and how messages write settings. A framework that wraps it overrides them."""
 
     name = "relaybox"
     migrate = "relaybox migrate"
     otherwise = ", or call outbox.migrate()"
     """How code creates the tables, if it can."""
     route = 'add Route({!r}, to="…")'
-    """How to add a route for an event type."""
     unrouted = 'unrouted = "store"'
     max_payload = "max_payload"
-    """How the settings are written that an application may have to change."""
 
     @staticmethod
     def deliverer() -> str | None:

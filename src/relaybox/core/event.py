@@ -47,10 +47,7 @@ class Emitted:
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """One event for one destination, as claimed: a row of ``outbox_event`` and its lease.
-
-    ``payload`` and ``headers`` are the stored JSON text; code that needs them decodes them.
-    """
+    """One event for one destination, as claimed. ``payload`` and ``headers`` are the stored JSON text."""
 
     id: UUID
     event_id: UUID
@@ -79,7 +76,7 @@ class Delivery(Struct, frozen=True, gc=False):
 
     @property
     def suspect(self) -> bool:
-        """True if relays died twice while they held this row, so that it is claimed alone."""
+        """True if relays died twice while they held this row, so that it was claimed alone."""
         return self.crashes > 1
 
     @property

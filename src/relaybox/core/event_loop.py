@@ -25,7 +25,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's factory, or None for asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -1,8 +1,7 @@
 """Group errors: two are the same if destination, class and text without variable parts are equal.
 
-A relay writes an error as one line (``relay/decide.py``). An exception reads ``ValueError: no such order
-17``, an HTTP answer ``422 Unprocessable Entity: …`` or ``HOST:PORT: 422 …``. A sink's own error is a sentence
-such as ``no answer from HOST within 30s``. The start of the line gives the class.
+The start of the relay's one-line error (``relay/decide.py``) gives the class: ``ValueError: no such order
+17``, ``422 Unprocessable Entity: …``, ``HOST:PORT: 422 …`` or ``no answer from HOST within 30s``.
 """
 
 from __future__ import annotations
@@ -79,10 +78,7 @@ def error_class(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """Return the text without ids, numbers, quoted values and URL queries.
-
-    It starts with the HTTP status, if there is one; the server's address is dropped.
-    """
+    """Return the text without ids, numbers, quoted values, URL queries and the server's address."""
     status, end = (http[1], http.end()) if (http := _HTTP.match(text)) else ("", 0)
     rest = _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text[end:])
     return f"{status}{rest}"[:KEPT].strip()

@@ -15,10 +15,9 @@ _IMPORT = "<frozen importlib"
 
 
 def load(path: str, setting: str, fix: str) -> Any:
-    """Return the object that ``module:name`` names; the name may have dots.
+    """Return what ``module:name`` names; the name may have dots.
 
-    Raise ``ConfigError`` that begins with ``setting``, as in ``app = 'shop:outbox'``. It ends with ``fix``,
-    or with the error that the module raised.
+    ``ConfigError`` starts with ``setting`` and ends with ``fix``, or with the error that the module raised.
     """
     module, _, names = path.partition(":")
     if not module or not names:

@@ -59,10 +59,9 @@ def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
 
 
 def share(limit: int, keys: int, due: int, most: int | None) -> int:
-    """Return how many rows of one key a claim looks at, which bounds its cost.
+    """Return how many rows of one key a claim looks at: those due, up to ``most``, which bounds its cost.
 
-    It covers the due rows, up to ``most``. A due row left in the window, neither claimed nor parked, would
-    take the place of another key's row.
+    A due row left in the window, neither claimed nor parked, would take the place of another key's row.
     """
     return min(max(1, limit // max(1, keys), due), most or limit)
 
@@ -73,9 +72,9 @@ def runs(
     only: Collection[Any] | None = None,
     most: int | None = None,
 ) -> dict[str | None, list[Candidate]]:
-    """Return for each head the run of free rows that begins with it; a suspect is alone.
+    """Return each head's run of free rows; a suspect is alone.
 
-    With ``only``, a run ends before the first row with another id. A run has at most ``most`` rows.
+    With ``only``, a run ends before the first row with another id. It has at most ``most`` rows.
     """
     by_key: dict[str | None, list[Candidate]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):

@@ -57,10 +57,7 @@ class Gone(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The destination acknowledged it. ``keep=False`` deletes the row.
-
-    ``shadow``: it was emitted in shadow, and nothing was sent.
-    """
+    """Acknowledged, or in ``shadow`` not sent at all. ``keep=False`` deletes the row."""
 
     keep: bool = True
     shadow: bool = False

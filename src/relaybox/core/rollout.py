@@ -56,7 +56,6 @@ def changed(settings: Settings, which: Which, **values: Any) -> Settings:
 
 
 def _ends(route: Route) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what identifies a route."""
     return route.events, route.to
 
 

@@ -57,10 +57,7 @@ class Narrowed(NamedTuple):
 
 
 class Routes:
-    """The routes in order, with cached answers for recent event types.
-
-    ``gradual``: at least one route is partial or a shadow.
-    """
+    """The routes in order, with a cache. ``gradual``: at least one is partial or a shadow."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)

@@ -43,4 +43,3 @@ SINKS = {
 """Sinks that are opened with only their destination."""
 
 SCHEMES = frozenset([*SINKS, *SEARCH_ENGINES, "handler", "debezium"])
-"""Every scheme that a destination's ``sink`` may have."""

@@ -59,7 +59,6 @@ OnUnrouted: TypeAlias = Literal["raise", "store"]
 Function: TypeAlias = Callable[..., Any]
 
 DEFAULT_DATABASE = "sqlite:///relaybox.db"
-"""The database if none is configured."""
 
 _MEANT = "did you mean %r?"
 
@@ -357,7 +356,7 @@ def database_source(path: Path | None, env: Mapping[str, str], database: str | N
 
 
 def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any]:
-    """Return the source that sets the database (empty if none does), and its value."""
+    """Return the setting that decides which database is used (empty if none does), and its value."""
     sources = {
         "database": given,
         "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
@@ -399,7 +398,6 @@ def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Read our settings from a file, including ``destinations`` and ``routes``."""
     tables = {"destinations", "routes", "web"}
     known = {item.name for item in fields(Settings)}
     if path.name == "pyproject.toml":

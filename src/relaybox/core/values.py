@@ -1,8 +1,4 @@
-"""One setting: how a value is written, checked and kept.
-
-Every value is checked when it enters. A mistake is an error at startup that names the setting, the value and
-the fix. Secrets appear in no message.
-"""
+"""One setting: how a value is written, checked when it enters, and kept. Secrets appear in no message."""
 
 from __future__ import annotations
 
@@ -44,10 +40,7 @@ _SIZE = re.compile(r"([0-9]+)(B|KiB|MiB)")
 
 
 class Setting(Generic[Given, Kept]):
-    """A dataclass field that takes a ``Given`` and stores the ``Kept`` that ``parse`` returns.
-
-    The dataclass's ``_where`` says what its settings belong to, for messages.
-    """
+    """A dataclass field that stores what ``parse`` returns. ``_where`` of the dataclass prefixes messages."""
 
     def __init__(self, parse: Parse[Kept], default: Given) -> None:
         self._parse = parse
@@ -98,7 +91,7 @@ class Table(Mapping[str, Any]):
 
 
 class Secret:
-    """A secret (a value, ``env:NAME`` or ``file:PATH``), read only when it is used and never shown.
+    """A value, ``env:NAME`` or ``file:PATH``, read only when used and never shown.
 
     Not a dataclass: ``dataclasses.asdict`` of its owner would reveal it.
     """
@@ -211,7 +204,7 @@ def _server_fix(place: str) -> str | None:
     # If the password has a question mark, part of it would be read as the port, and shown.
     if "@" in query:
         return None
-    # PostgreSQL takes several hosts, each with its port.
+    # PostgreSQL accepts several hosts, each with its own port.
     for host in rest.partition("/")[0].split(","):
         port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
         if port and not re.fullmatch(r"[0-9]+", port[1]):

@@ -293,7 +293,6 @@ class Admin(AdminActions):
         return {name: one.timeout for name, one in self._destinations.items() if one.scheme == "handler"}
 
     async def _head(self, entry: Entry) -> Entry | None:
-        """Return the first open row of a delivery's key, if order matters."""
         if entry.ordering_key is None or entry.status != "pending":
             return None
         lane = self._lanes.get(entry.destination, Lane())

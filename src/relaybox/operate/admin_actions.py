@@ -53,10 +53,7 @@ STATUSES: Mapping[str, tuple[Choice, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """Deliveries by id; an event's id means all its deliveries, or those for ``destination``.
-
-    ``exact``: match only the ids of deliveries, even if an event has the same id.
-    """
+    """Deliveries by their id or their event's, of one ``destination`` if given. ``exact``: no events' ids."""
 
     ids: Sequence[UUID]
     destination: str | None = None
@@ -70,11 +67,8 @@ What: TypeAlias = Filter | Named | Sequence[UUID]
 class Done:
     """What an action did, or would do with ``dry_run``.
 
-    - ``skipped``: rows that were named but are in the wrong state (leased, or final).
-    - ``stopped``: it was asked to stop before the end.
-    - ``unknown``: ids that do not exist. ``idle``: ids with every row skipped. ``shared``: ids of several
-      rows.
-    - ``destinations``: those of the affected rows.
+    ``skipped`` rows were in the wrong state (leased, or final). ``unknown`` ids do not exist, ``idle`` ids
+    had all rows skipped, ``shared`` ids have several rows. ``destinations`` are those of the affected rows.
     """
 
     affected: int = 0
@@ -91,10 +85,7 @@ def no_progress(count: int) -> None:
 
 
 class Options(TypedDict, total=False):
-    """Options of an action.
-
-    ``rate`` (rows a second) and ``stop``, asked before each batch, apply to filters only.
-    """
+    """How to run an action. Named ids ignore ``rate`` (rows a second) and ``stop`` (asked before a batch)."""
 
     dry_run: bool
     progress: Progress
@@ -104,8 +95,6 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """The options of an action, and extra details for its audit."""
-
     dry_run: bool
     progress: Progress
     pace: Pace
@@ -143,7 +132,7 @@ class AdminActions:
     async def retry(self, what: What, **options: Unpack[Options]) -> Done:
         """Restart failed deliveries with all their attempts, at their old place in the order.
 
-        A filter finds failed ones. An id may also name one that backs off: it becomes due now.
+        An id may also name one that backs off: it becomes due now.
         """
         return await self._act(
             "retry",
@@ -154,10 +143,7 @@ class AdminActions:
         )
 
     async def discard(self, what: What, **options: Unpack[Options]) -> Done:
-        """Give up failed and pending deliveries; the next one of each key becomes due.
-
-        A filter finds failed ones unless its status says otherwise.
-        """
+        """Give up failed and pending deliveries, by default failed; the next one of each key becomes due."""
         return await self._act(
             "discard",
             what,
@@ -181,7 +167,7 @@ class AdminActions:
         )
 
     async def move(self, from_: str, to: str, **options: Unpack[Options]) -> Done:
-        """Give pending and failed deliveries of a destination to another; failed ones stay failed.
+        """Give pending and failed deliveries to another destination, where failed ones stay failed.
 
         Deliveries that are being sent stay, and count as skipped.
         """
@@ -214,10 +200,7 @@ class AdminActions:
         return replace(done, skipped=max(done.skipped, sending))
 
     async def count(self, action: Action, filter: Filter, *, to: str | None = None) -> Counted:
-        """Count the rows that the action would affect, up to ``ledger.CAP``; raise as the action would.
-
-        A move affects the pending and failed rows of the filter's destination.
-        """
+        """Count the rows that the action would affect, up to ``ledger.CAP``; raise as the action would."""
         if action == "move":
             from_ = filter.destination or ""
             await self._check_known(from_)
@@ -243,10 +226,7 @@ class AdminActions:
         )
 
     async def test(self, destination: str, *, audited: bool = True) -> UUID:
-        """Emit an event of the type ``relaybox.test`` there, without order. Return its id.
-
-        A relay's canary is not ``audited``, and has an aggregate of its own.
-        """
+        """Emit a test event, without order, and return its id. A relay's canary is not ``audited``."""
         _check_named(destination, self._destinations)
         self._check_relayed(destination, "emit an event instead")
         id_ = uuid7()
@@ -289,7 +269,6 @@ class AdminActions:
         return await self._go_through(filter, act, audit, way, Done())
 
     async def _go_through(self, filter: Filter, act: Change, audit: Audit, way: _Way, done: Done) -> Done:
-        """Apply an action to all that the filter finds, at the given pace, and add to ``done``."""
         began: datetime | None = None
         async for found in self.walk(filter, None if way.dry_run else way.pace):
             began = began or found[0].seen_at
@@ -330,7 +309,7 @@ class AdminActions:
         )
 
     async def walk(self, filter: Filter, pace: Pace | None = None) -> AsyncIterator[Sequence[Entry]]:
-        """Yield everything that matches the filter, each once, oldest first, without later arrivals.
+        """Yield what matches the filter, each once, oldest first, without later arrivals.
 
         With a pace, yield batches of the allowed size, read when they may be processed.
         """
@@ -368,7 +347,6 @@ class AdminActions:
         return replace(filter, status="failed")
 
     async def _check_known(self, name: str) -> None:
-        """Raise unless the destination is configured or has rows."""
         if name not in self._destinations:
             _check_named(name, self._destinations.keys() | await self._ledger.names())
 

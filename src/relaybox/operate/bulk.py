@@ -71,9 +71,9 @@ class Bulk:
     async def start(
         self, actor: str, action: Action, filter: Filter, *, to: str | None = None, rate: float | None = None
     ) -> Operation:
-        """Start an action on all that the filter finds; raise as the action would.
+        """Start an action at ``rate`` rows a second; raise as the action would.
 
-        A move takes all of the filter's destination. ``rate`` is in rows a second.
+        It takes all that the filter finds; a move takes all of the filter's destination.
         """
         if action not in get_args(Action):
             raise ConfigError(f"action = {action!r}: use {', '.join(get_args(Action))}")
@@ -88,7 +88,6 @@ class Bulk:
                 admin = await opened.enter_async_context(self._open_admin(actor))
                 counted = await admin.count(action, filter, to=to)
                 given = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
-                # The form in which the database returns it.
                 details = msgspec.to_builtins({"filter": described(filter), **given})
                 await admin.journal.begin(running.id, action, actor, details, counted)
                 operation = await admin.operation(running.id)
@@ -116,7 +115,6 @@ class Bulk:
 async def _run(
     opened: AsyncExitStack, admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]
 ) -> None:
-    """Do the work with heartbeats, and record how it ended."""
     try:
         async with opened:
             beating = asyncio.create_task(_beat(admin, running))
@@ -162,12 +160,10 @@ async def _ended(work: Coroutine[Any, Any, Done], running: _Running) -> tuple[Op
 
 
 async def _beat(admin: Admin, running: _Running) -> None:
-    """Record progress, and notice a cancellation."""
     while True:
         try:
             running.stop |= not await admin.journal.advance(running.id, running.done, running.skipped)
         except Exception as error:
-            # Keep working and retry after any error.
             log.warning("the operation %s cannot say how far it is: %s", running.id, error)
         await asyncio.sleep(BEAT)
 

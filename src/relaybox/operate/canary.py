@@ -10,7 +10,6 @@ from relaybox.stores.ledger import Choice, Entry, Filter
 from relaybox.stores.sql.ledger import SqlLedger
 
 OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
-"""The states of a test event that is not done yet."""
 
 
 class Rows:

@@ -53,8 +53,7 @@ def judge(
         place = places.get(name)
         if place is not None and place.circuit != "closed":
             reason = place.circuit_reason or "no reason given"
-            # No record says since when it is open: each probe updates the destination's row and the row it
-            # tried.
+            # No record says since when: each probe updates the row of the destination and of what it tried.
             told = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
             problems.append(Problem(name, told, None))
         elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:

@@ -1,7 +1,4 @@
-"""Time series for charts, and failed deliveries grouped by error.
-
-Series come from the relays' roll-ups and the leader's samples.
-"""
+"""Time series from relays' roll-ups and the leader's samples, and failed deliveries grouped by error."""
 
 from __future__ import annotations
 

@@ -124,7 +124,6 @@ T = TypeVar("T")
 
 
 def _families(prefix: str, kinds: Mapping[Any, Mapping[str, str]]) -> list[list[Any]]:
-    """Return the metrics of each kind, without values."""
     return [
         [kind(f"{prefix}{name}", text, labels=LABELS.get(name, DESTINATION)) for name, text in texts.items()]
         for kind, texts in kinds.items()
@@ -132,10 +131,7 @@ def _families(prefix: str, kinds: Mapping[Any, Mapping[str, str]]) -> list[list[
 
 
 class MetricsObserver(Observer):
-    """Counts for the given registry, or its own; ``namespace`` prefixes the names.
-
-    It is a collector of the registry, and may be read from any thread.
-    """
+    """Counts for a registry, which may read it from any thread; ``namespace`` prefixes the names."""
 
     timed = True
 
@@ -224,7 +220,7 @@ class MetricsObserver(Observer):
         """Yield everything counted so far."""
         counters, histograms, [overdue, canary_seconds, canary_times] = _families(self._prefix, RELAY)
         for counter, counts in zip(counters, self._counted, strict=True):
-            # Copy: the relay goes on in another thread.
+            # The relay goes on in another thread.
             for labels, count in list(counts.items()):
                 counter.add_metric(labels, count)
             yield counter
@@ -282,10 +278,7 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, durations: list[float]) -> None:
-        """Count durations. Sort the list in place, so that each bound needs a bisection, not a pass.
-
-        Negative durations, from two clocks that differ, add nothing to the sum.
-        """
+        """Count durations; sort the list in place. Negative ones, from two clocks, add nothing to the sum."""
         durations.sort()
         # From the largest down: a concurrent reader, going up, never sees a bucket below a smaller one.
         self._all += len(durations)
@@ -377,7 +370,6 @@ class Gauges:
     def __init__(self, namespace: str = "") -> None:
         self._prefix = f"{identifier(namespace, 'namespace')}_" if namespace else ""
         self._latest: Latest[tuple[Mapping[str, Sequence[float]], int]] = Latest()
-        """The values of each destination, and the number of relays."""
 
     async def refresh(self, admin: Admin) -> None:
         """Ask the database if the cache is old, and wait briefly for the answer."""
@@ -438,10 +430,7 @@ _kept: WeakKeyDictionary[SqlJournal, dict[str, Gauges]] = WeakKeyDictionary()
 async def exposition(
     admin: Admin, namespace: str = "", *, registry: CollectorRegistry | None = None
 ) -> tuple[bytes, str]:
-    """Return the outbox's metrics in Prometheus's text format, and the content type.
-
-    With the ``registry`` of a ``MetricsObserver``, include its relay's metrics.
-    """
+    """Return the outbox's metrics, and those in ``registry``, as Prometheus reads them, with their type."""
     gauges = _kept.setdefault(admin.journal, {}).setdefault(namespace, Gauges(namespace))
     await gauges.refresh(admin)
     own = CollectorRegistry()

@@ -59,17 +59,13 @@ def open_relay(
 ) -> Relay:
     """Return a relay for every destination; it connects to nothing before it runs.
 
-    - ``sink_of``: opens sinks instead of ``open_sink``.
-    - ``store`` and ``wake``: used instead of those in the settings, and not closed.
-    - ``only``: deliver only the rows with these ids, by destination.
-    - ``tally``: continue the counts of an earlier relay.
-    - ``left_out``: called for a destination with a sink that cannot be opened, instead of raising.
-    - ``routes``: returns the current routes.
+    ``sink_of`` replaces ``open_sink``. A given ``store`` or ``wake`` is not closed. ``only`` limits it to
+    these ids, by destination. ``tally`` continues the counts of an earlier relay. ``left_out`` is called for
+    a sink that cannot be opened, instead of raising. ``routes`` returns the current routes.
     """
     from relaybox.stores.sql.samples import SqlSamples
     from relaybox.stores.sql.upkeep import SqlUpkeep
 
-    # Check before anything is opened that would have to be closed.
     _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}
     wanted = destinations if only is None else only
@@ -182,7 +178,6 @@ def _open_sinks(
     sink_of: OpenSink,
     left_out: LeftOut | None,
 ) -> tuple[dict[str, Sink], list[OnceHandler | AsyncOnceHandler]]:
-    """Return the sinks by name, and the ``once`` functions among them; nothing is connected yet."""
     sinks: dict[str, Sink] = {}
     marking: list[OnceHandler | AsyncOnceHandler] = []
     for destination in destinations:
@@ -203,7 +198,7 @@ def _open_sinks(
 
 
 def new_tally(name: str | None = None) -> Tally:
-    """Return the counters for the charts, under a relay's name or this process's."""
+    """Return the counters for the charts, under a relay's name or a new one."""
     return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))
 
 

@@ -24,11 +24,7 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a delivery is where it is.
-
-    ``until`` is when that changes by itself, if it does. ``behind`` explains the event of its key that it
-    waits for.
-    """
+    """Why a delivery is where it is, ``until`` when, and why the event ``behind`` which it waits is there."""
 
     entry: Entry
     kind: Kind
@@ -50,11 +46,8 @@ def explain(
 ) -> Reason:
     """Return the first reason that applies: final, sending, destination held up, behind another, its own.
 
-    - ``head``: the first open row of its key, if its destination is ordered.
-    - ``shared``: events with more than one delivery.
-    - ``handed_over``: destinations that Debezium sends to.
-    - ``shadowed``: rows that were delivered in shadow.
-    - ``timeouts``: the seconds that functions have.
+    ``head`` is the first open row of its key, if ordered. ``shared`` are events with several deliveries,
+    ``handed_over`` Debezium's destinations, ``shadowed`` rows that were not sent, ``timeouts`` in seconds.
     """
     if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
         return _handed_over(entry)
@@ -135,7 +128,6 @@ def overdue(timeout: float) -> str:
 
 
 def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
-    """Return what holds up its whole destination, if anything does."""
     name = entry.destination
     if place is not None and place.paused:
         end = "somebody resumes it" if place.paused_until is None else at(place.paused_until)

@@ -165,7 +165,6 @@ def _check_ids(name: str, values: Iterable[Sequence[object]]) -> None:
 
 
 def _known(rows: Iterable[Committed]) -> _Known:
-    """Return the first row of each event, in order of position."""
     known: _Known = {}
     last: dict[str, int] = {}
     for row in rows:
@@ -180,7 +179,6 @@ def _known(rows: Iterable[Committed]) -> _Known:
 
 
 def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Received]]:
-    """Return when each event first came, and the deliveries after that."""
     first: dict[_Event, int] = {}
     again = []
     for arrival, receipt in enumerate(receipts):
@@ -190,7 +188,6 @@ def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Rec
 
 
 def _rows(fates: Iterable[Fate], status: States | None, drained: bool) -> Iterator[Finding]:
-    """Yield lost and stuck events."""
     for row, arrival, state in fates:
         if drained and state == "pending":
             yield Finding("stuck", *row[:2], f"{_place(row)} is still pending")
@@ -239,7 +236,6 @@ def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
 
 
 def _replays(rows: Sequence[Committed], known: _Known) -> Counter[_Event]:
-    """Return the number of rows of each event beyond its first."""
     if len(rows) == len(known):
         return Counter()
     return Counter((row.destination, row.event_id.int) for row in rows) - Counter(known.keys())
@@ -267,7 +263,6 @@ def _duplicates(
 
 
 def _contents(known: _Known, receipts: Iterable[Received]) -> Iterator[Finding]:
-    """Yield altered and unsigned deliveries."""
     for destination, event_id, payload, signed in receipts:
         if payload is not None:
             row = known.get((destination, event_id.int))

@@ -137,8 +137,7 @@ class Reader:
         return Query(self._texts(self._select())[0], ())
 
     def _select(self) -> sa.Select[Any]:
-        # Without parameters and with JSON as text, every driver takes the same query and returns the same
-        # values.
+        # No parameters, and JSON as text: every driver takes the same query and returns the same values.
         texts = {name: sa.cast(self._event.c[name], sa.Text) for name in ("payload", "headers")}
         since = sa.literal(str(self._dialect.to_time(self._since)), sa.String)
         return (
@@ -202,11 +201,7 @@ def note_if_locked(error: StoreError) -> None:
 
 
 class Wanted(TypedDict, total=False):
-    """What a test may expect of an event besides its type.
-
-    The event's ``payload`` and ``headers`` may hold more than expected. A function gets them and returns True
-    if they are right.
-    """
+    """What a test expects besides the type. ``payload`` and ``headers`` are subsets, or functions of them."""
 
     aggregate_type: str
     aggregate_id: Any
@@ -310,7 +305,6 @@ def _equal(wanted: Any, seen: Any) -> bool:
 
 
 def _name(key: Any) -> str:
-    """Return a key as it is stored."""
     return key if isinstance(key, str) else str(next(iter(_stored({key: None})), key))
 
 

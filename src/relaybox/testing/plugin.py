@@ -1,7 +1,4 @@
-"""The pytest plugin: the fixture ``outbox``.
-
-pytest loads this file in every project that has Relaybox installed, so it must import quickly.
-"""
+"""The pytest plugin. pytest loads it in every project with Relaybox installed, so it must import quickly."""
 
 from __future__ import annotations
 
@@ -82,7 +79,6 @@ def named_outbox(path: str) -> Outbox:
 
 
 def _in_django() -> bool:
-    """True if Django is set up in this process with Relaybox among its apps."""
     registry = sys.modules.get("django.apps")
     return registry is not None and registry.apps.ready and registry.apps.is_installed(DJANGO_APP)
 
@@ -114,7 +110,6 @@ def _django_probe(request: pytest.FixtureRequest, using: str, real: tuple[str, .
 
 
 def _real(request: pytest.FixtureRequest) -> tuple[str, ...] | None:
-    """Return the destinations that keep their own sinks; ``None`` for all."""
     markers = list(request.node.iter_markers("relaybox_real"))
     if request.config.getini("relaybox_real") or any(not marker.args for marker in markers):
         return None

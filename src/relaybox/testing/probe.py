@@ -53,10 +53,7 @@ _UNSEEN = (
 
 
 class OutboxProbe:
-    """An outbox during one test.
-
-    Destinations are captured in memory, except functions and those in ``real`` (``None``: all are real).
-    """
+    """An outbox during one test. All but functions and ``real`` destinations (None: all) are captured."""
 
     def __init__(
         self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
@@ -120,10 +117,7 @@ class OutboxProbe:
         _refute(self._expect(event_type, wanted), await self._reader.aread(session))
 
     async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
-        """Deliver what is committed and due. Return what was done, without asserting anything.
-
-        ``ignore_backoff``: deliver now what waits for its next attempt or behind an open circuit.
-        """
+        """Deliver what is committed and due, with ``ignore_backoff`` also what waits. Nothing is asserted."""
         check_lasting(self._outbox.settings.database)
         if ignore_backoff:
             await asyncio.to_thread(self._reader.execute, *no_backoff(self._outbox.tables))
@@ -144,10 +138,9 @@ class OutboxProbe:
         return run(self.adrain(ignore_backoff=ignore_backoff))
 
     def fail_next(self, destination: str, trouble: Trouble, *, times: int = 1) -> None:
-        """Make the next ``times`` deliveries to a destination fail, after failures that are already queued.
+        """Make the next ``times`` deliveries fail, after failures that are already queued.
 
-        ``trouble`` is an HTTP status, as it is understood for webhooks, or an exception, class or instance:
-        ``Retry``, ``Reject``, ``Unavailable`` or any other.
+        ``trouble`` is an HTTP status, as it is understood for webhooks, or any exception, class or instance.
         """
         if times < 1:
             raise ConfigError(f"fail_next: times={times}: give 1 or more")
@@ -188,7 +181,6 @@ class OutboxProbe:
         return self._stages[name]
 
     def _sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
-        """Return the sink that a relay gets for a destination; ``own`` opens its usual one."""
         stage = self._stage_of(destination)
         return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 

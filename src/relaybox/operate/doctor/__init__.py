@@ -45,7 +45,6 @@ from relaybox.stores.sql.ledger import SqlLedger
 __all__ = ["CHECKS", "Check", "Finding", "Level", "Report", "Unseen", "choose", "examine"]
 
 CHECK_SECONDS = 12.0
-"""The time limit of one check."""
 
 ACTOR = "doctor"
 
@@ -67,7 +66,6 @@ CHECKS: tuple[Check, ...] = (
     deliveries.payloads,
     deliveries.relays,
 )
-"""Every check, in the order in which they run."""
 
 
 async def examine(
@@ -167,7 +165,6 @@ def _unreachable(settings: Settings, error: BaseException) -> Finding:
 
 
 async def _run(check: Check, context: Context) -> list[Finding | Unseen]:
-    """Return what one check finds, and what ended it early."""
     found: list[Finding | Unseen] = []
     try:
         async with asyncio.timeout(CHECK_SECONDS):

@@ -18,11 +18,7 @@ from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
 
 Level: TypeAlias = Literal["error", "warning", "info"]
-"""How bad a finding is.
-
-``error``: events are not delivered, or will not be. ``warning``: they are, but not as well as they could be.
-``info``: worth knowing, and perhaps intended.
-"""
+"""``error``: events are not delivered. ``warning``: not as well as they could be. ``info``: worth knowing."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
@@ -42,7 +38,6 @@ class Finding:
     detail: str
     fix: str
     check: str = ""
-    """The name of the check that found it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,10 +85,7 @@ class DatabaseContext(Context):
     version: int = 0
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """Return the rows of one read-only query, written like the store's statements.
-
-        It has a time limit if the server supports one.
-        """
+        """Return the rows of one read-only query, with a time limit if the server supports one."""
         if self.outbox.dialect == "mariadb":
             sql = server.bounded_on_mariadb(sql)
         queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]

@@ -106,7 +106,6 @@ async def _log(settings: Settings, destination: Destination) -> Finding | None:
 
 
 async def _reach(destination: Destination, sink: Any) -> Finding | None:
-    """Connect to the sink, if its kind supports it."""
     if not hasattr(sink, "check"):
         return None
     seconds = min(ANSWER_SECONDS, destination.timeout)

@@ -21,7 +21,6 @@ from relaybox.database.statements import server
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Level, Results, Unseen, check
 
 OLDEST: Final = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0), "sqlite": (3, 35)}
-"""The oldest supported versions."""
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 
@@ -46,7 +45,6 @@ CHANNEL = "relaybox_doctor"
 """Its own channel, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
 
 NOTIFY_SECONDS = 3.0
-"""Seconds that a notification has to arrive."""
 
 NOTICEABLE = 5.0
 """Seconds of difference that show in the ids and times that this host makes."""
@@ -206,7 +204,6 @@ async def privileges(context: DatabaseContext) -> Results:
 
 
 async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[str, Collection[str]]:
-    """Return the privileges on each table that exists."""
     outbox = context.outbox
     if outbox.dialect in MYSQL:
         rows = await context.ask(server.GRANTS_MYSQL)

@@ -156,7 +156,6 @@ async def relays(context: DatabaseContext) -> Results:
 
 
 async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
-    """Find relays with different settings, and delivered rows that no relay prunes."""
     said = await SqlUpkeep(context.store).said()
     for name, each in differences(said).items():
         title = f"relays have different settings for {name!r}"

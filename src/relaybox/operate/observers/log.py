@@ -1,7 +1,6 @@
 """The relay's log for a person on call: work in summary, failures one by one, changes of circuits.
 
-Each record also has its values in the attribute ``relay``, for structured logs. At DEBUG there is a record
-for every outcome.
+Records have their values in the attribute ``relay``. At DEBUG there is a record for every outcome.
 """
 
 from __future__ import annotations
