@@ -59,7 +59,7 @@ def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
 
 
 def share(limit: int, keys: int, due: int, most: int | None) -> int:
-    """Return how many rows of one key a claim looks at: those due, up to ``most``, which bounds its cost.
+    """Return how many rows of one key a claim looks at: at least those due, but at most ``most``.
 
     A due row left in the window, neither claimed nor parked, would take the place of another key's row.
     """

@@ -318,8 +318,7 @@ def label(text: str) -> str:
 class Latest(Generic[T]):
     """The last answer to a slow question, asked again in the background when it is old.
 
-    An answer older than ``stale`` seconds is worthless: a caller that asks so rarely waits longer for a new
-    one.
+    If the answer is older than ``stale`` seconds, a caller waits longer for a new one.
     """
 
     def __init__(self, *, timeout: float = TIMEOUT, stale: float = math.inf) -> None:

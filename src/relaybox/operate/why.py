@@ -24,7 +24,7 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a delivery is where it is, ``until`` when, and why the event ``behind`` which it waits is there."""
+    """Why a delivery is where it is, ``until`` when, and why the event it waits ``behind`` is there."""
 
     entry: Entry
     kind: Kind

@@ -18,7 +18,7 @@ from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
 
 Level: TypeAlias = Literal["error", "warning", "info"]
-"""``error``: events are not delivered. ``warning``: not as well as they could be. ``info``: worth knowing."""
+"""``error``: events are not, or will not be, delivered. ``warning``: works, but badly. ``info``: a hint."""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
