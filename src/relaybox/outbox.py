@@ -290,7 +290,7 @@ class Outbox:
 
     async def adrain(self) -> None:
         """Deliver what is due, then return. Failed deliveries wait for their next attempt."""
-        # No long-running relay may exist to release the rows that a crashed drain left parked.
+        # Sweep: without a long-running relay, nothing else releases rows that a crashed drain left parked.
         await self.relay().drain(sweep=True)
 
     def drain(self) -> None:

@@ -131,7 +131,7 @@ def _families(prefix: str, kinds: Mapping[Any, Mapping[str, str]]) -> list[list[
 
 
 class MetricsObserver(Observer):
-    """Counts for a registry, which may read it from any thread; ``namespace`` prefixes the names."""
+    """Counts for a registry, by default its own, readable from any thread; ``namespace`` prefixes names."""
 
     timed = True
 

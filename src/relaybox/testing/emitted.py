@@ -201,7 +201,11 @@ def note_if_locked(error: StoreError) -> None:
 
 
 class Wanted(TypedDict, total=False):
-    """What a test expects besides the type. ``payload`` and ``headers`` are subsets, or functions of them."""
+    """What a test expects besides the type.
+
+    An event's ``payload`` and ``headers`` may hold more than expected. A function gets them and returns True
+    if they match.
+    """
 
     aggregate_type: str
     aggregate_id: Any

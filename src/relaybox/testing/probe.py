@@ -117,7 +117,10 @@ class OutboxProbe:
         _refute(self._expect(event_type, wanted), await self._reader.aread(session))
 
     async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
-        """Deliver what is committed and due, with ``ignore_backoff`` also what waits. Nothing is asserted."""
+        """Deliver what is committed and due. Return what was done, without asserting anything.
+
+        ``ignore_backoff``: also deliver what waits for its next attempt or behind an open circuit.
+        """
         check_lasting(self._outbox.settings.database)
         if ignore_backoff:
             await asyncio.to_thread(self._reader.execute, *no_backoff(self._outbox.tables))

@@ -18,7 +18,10 @@ from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
 
 Level: TypeAlias = Literal["error", "warning", "info"]
-"""``error``: events are not, or will not be, delivered. ``warning``: works, but badly. ``info``: a hint."""
+"""``error``: events are not delivered, or will not be.
+
+``warning``: they are, but not as well as they could be. ``info``: worth knowing, and perhaps intended.
+"""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
@@ -85,7 +88,7 @@ class DatabaseContext(Context):
     version: int = 0
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """Return the rows of one read-only query, with a time limit if the server supports one."""
+        """Return the rows of one read-only query, written like the store's and time-limited if possible."""
         if self.outbox.dialect == "mariadb":
             sql = server.bounded_on_mariadb(sql)
         queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]
