@@ -1,6 +1,6 @@
-"""Relaybox, a transactional outbox: events leave exactly when their transaction commits.
+"""Relaybox, a transactional outbox: an event is sent if and only if its transaction commits.
 
-The names load on first use, so that importing the package costs nothing.
+Names load on first use, which keeps the import of the package cheap.
 """
 
 from __future__ import annotations

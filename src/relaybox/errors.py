@@ -5,16 +5,17 @@ RelayboxError
 │   └── UnknownSetting          no such setting (with "did you mean")
 ├── MissingExtra                a package of an extra is not installed
 ├── SchemaError                 the tables are missing or older than this version
-├── StoreError                  the database refused or could not be reached; worth another try
-│   ├── NoTables                a SchemaError too: seen by a store, so that a running relay waits for them
-│   ├── Locked                  another session holds a lock, and was not waited for any longer
-│   └── RowsLocked              others hold some of the rows; all the rest is settled, or extended
-└── EmitError                   of ``emit`` and the inbox: nothing was written, the transaction is as it was
+├── StoreError                  the database refused or could not be reached; worth a retry
+│   ├── NoTables                also a SchemaError: a store found no tables; a running relay waits for them
+│   ├── Locked                  another session holds a lock, and the wait for it timed out
+│   ├── RowsLocked              other sessions hold some of the rows; the rest was settled or extended
+│   └── RowRefused              a row breaks a constraint of its table
+└── EmitError                   from ``emit`` and the inbox: nothing was written, the transaction is unchanged
     ├── InvalidField            an argument is empty, too long or of the wrong type
     ├── PayloadError            the payload (or the headers) cannot be stored; ``path`` says where
     ├── Unrouted                no route takes this event type
     ├── UnknownDestination      no such destination
-    ├── UnsupportedConnection   not a connection or session that is known
+    ├── UnsupportedConnection   not a connection or session that Relaybox supports
     ├── NotInTransaction        the INSERT would commit by itself
     ├── TransactionFailed       the transaction is in error and can only be rolled back
     └── ConnectionClosed        the connection is closed
@@ -32,11 +33,11 @@ class RelayboxError(Exception):
 
 
 class ConfigError(RelayboxError, ValueError):
-    """A setting is wrong: the message names it, the value seen and the fix."""
+    """A setting is wrong: the message names it, its value and the fix."""
 
 
 class UnknownSetting(ConfigError):
-    """There is no setting of that name."""
+    """No setting has that name."""
 
     def __init__(self, name: str, known: Iterable[str], where: str, fix: str | None = None) -> None:
         hint = did_you_mean(name, known) if fix is None else f"; {fix}"
@@ -44,7 +45,7 @@ class UnknownSetting(ConfigError):
 
 
 class MissingExtra(RelayboxError, ImportError):
-    """A package that an extra brings is not installed."""
+    """A package that an extra installs is missing."""
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(f"{package} is not installed: pip install 'relaybox[{extra}]'")
@@ -59,7 +60,7 @@ class StoreError(RelayboxError):
 
 
 class NoTables(SchemaError, StoreError):
-    """A store found a table missing. To a relay that runs it is worth another try: it may be made yet."""
+    """A store found a table missing. A running relay retries: the table may be created soon."""
 
 
 class Locked(StoreError):
@@ -67,10 +68,7 @@ class Locked(StoreError):
 
 
 class RowsLocked(StoreError):
-    """Other sessions hold ``rows``, by their ids. All others were settled, or their leases extended.
-
-    ``lost`` are the ids among those others whose lease was lost.
-    """
+    """Other sessions hold ``rows``. The rest is settled or extended; ``lost`` ones had lost their lease."""
 
     def __init__(self, rows: frozenset[UUID], lost: frozenset[UUID]) -> None:
         super().__init__(f"another session has locked {len(rows)} of the rows; end its transaction")
@@ -79,11 +77,11 @@ class RowsLocked(StoreError):
 
 
 class RowRefused(StoreError):
-    """A row breaks a constraint of its table, as one that was edited by hand may. Nothing was written."""
+    """A row breaks a constraint of its table, perhaps after an edit by hand. Nothing was written."""
 
 
 class EmitError(RelayboxError):
-    """The event, or the inbox's mark, was not written. The caller's transaction is as it was."""
+    """The event, or the inbox's mark, was not written. The caller's transaction is unchanged."""
 
 
 class InvalidField(EmitError, ValueError):
@@ -107,14 +105,14 @@ class Unrouted(EmitError, LookupError):
 
 
 class UnknownDestination(EmitError, LookupError):
-    """There is no destination of that name."""
+    """No destination has that name."""
 
     def __init__(self, name: str, known: Iterable[str]) -> None:
         super().__init__(f"no destination is called {name!r}{did_you_mean(name, known)}")
 
 
 class UnsupportedConnection(EmitError, TypeError):
-    """The first argument is no connection or session that Relaybox knows."""
+    """The first argument is not a connection or session that Relaybox supports."""
 
 
 class NotInTransaction(EmitError):
@@ -122,7 +120,7 @@ class NotInTransaction(EmitError):
 
 
 class TransactionFailed(EmitError):
-    """The transaction is in error: the database takes nothing more until it is rolled back."""
+    """The transaction is in error: the database accepts nothing until it is rolled back."""
 
 
 class ConnectionClosed(EmitError):
@@ -130,7 +128,7 @@ class ConnectionClosed(EmitError):
 
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence that names the nearest known name, or all of them."""
+    """Return the end of a sentence that suggests the nearest known name, or lists all."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1)
     if close:
@@ -139,10 +137,10 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
 
 
 def shorten(value: object, limit: int = 60) -> str:
-    """``repr(value)``, cut to a length that fits into a message."""
+    """Return ``repr(value)``, cut to a length that fits into a message."""
     try:
         text = repr(value)
     except Exception:
-        # Its class may fail at this, and Python refuses to print an integer of some thousand digits.
+        # Its ``__repr__`` may raise, and Python refuses to print an integer of several thousand digits.
         text = f"<{type(value).__name__}>"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,4 +1,4 @@
-"""The composition root: what an application makes of its settings, and calls."""
+"""The composition root: ``Outbox``, the object that an application creates and calls."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 class Outbox:
     """An outbox: its settings, its tables, and the calls that write events.
 
-    ``database`` is a URL, ``env:NAME`` or ``file:PATH``. Left out, ``relaybox.toml`` or ``[tool.relaybox]``,
-    RELAYBOX_DATABASE and DATABASE_URL are read; what is given here is then added, and goes before the file.
-    ``handlers`` are functions by the names of destinations whose sink is ``handler:``; ``handler`` adds more.
-    The other ``settings`` are those of ``relaybox.core.settings.Settings``.
+    ``database`` is a URL, ``env:NAME`` or ``file:PATH``. Without it, settings come from ``relaybox.toml`` or
+    ``[tool.relaybox]``, RELAYBOX_DATABASE and DATABASE_URL; arguments are added and take precedence.
+    ``handlers`` maps names of destinations with the sink ``handler:`` to functions; ``handler`` adds more.
+    Other ``settings`` are those of ``relaybox.core.settings.Settings``.
     """
 
     def __init__(
@@ -66,10 +66,9 @@ class Outbox:
         self._emitter.caller = self._bell
         self._changing = threading.Lock()
         self.file: Path | None = None
-        """The file that settings of it come from."""
         if database is None and (file := find_file(None, os.environ)) is not None:
             self.follow(file, len(self.settings.routes) - in_file)
-        # Set while a test runs, so that no relay of it sends anything away by accident.
+        # Set while a test runs, so that a relay does not send anything by accident.
         self._sink_of: OpenSink | None = None
 
     def emit(
@@ -94,17 +93,18 @@ class Outbox:
         ``connection`` is a SQLAlchemy Session, scoped_session or Connection, a SQLModel Session, or a
         connection of psycopg, psycopg2, sqlite3, PyMySQL or mysqlclient. A session is flushed first.
 
-        - ``idempotency_key``: a second event of its type and key writes nothing, and gets the first one's id.
+        - ``idempotency_key``: a second event with the same type and key writes nothing and returns the
+          first's id.
         - ``key``: the ordering key instead of the destination's own; ``None`` for no order.
-        - ``headers``: travel with the event. ``tenant``: one of them, and the key where order is by tenant.
-        - ``max_attempts``: instead of the destination's. ``deliver_at``: not before; refused where ordered.
+        - ``headers``: sent with the event. ``tenant``: one of them, and the key if order is by tenant.
+        - ``max_attempts``: overrides the destination's. ``deliver_at``: not before; refused if ordered.
         - ``destinations``: names, instead of the routes.
-        - ``autocommit``: let the event commit by itself where no transaction is open, instead of raising.
+        - ``autocommit``: without an open transaction, let the event commit by itself instead of raising.
 
-        Raises an ``EmitError`` before anything reaches the database: ``InvalidField``, ``PayloadError``,
+        Raise an ``EmitError`` before anything reaches the database: ``InvalidField``, ``PayloadError``,
         ``Unrouted``, ``UnknownDestination``, ``UnsupportedConnection``, ``NotInTransaction``,
-        ``TransactionFailed`` or ``ConnectionClosed``. ``SchemaError`` where the tables are missing; other
-        errors of the database arrive as they are.
+        ``TransactionFailed`` or ``ConnectionClosed``. Raise ``SchemaError`` if the tables are missing. Other
+        database errors are not translated.
         """
         event = (aggregate_type, aggregate_id, event_type, payload)
         call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
@@ -127,40 +127,40 @@ class Outbox:
         destinations: Sequence[str] | None = None,
         autocommit: bool = False,
     ) -> Emitted:
-        """``emit`` on a SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection, or on a connection
-        of psycopg (asynchronous), asyncpg (also of a pool), aiosqlite or asyncmy.
+        """Write an event as ``emit`` does, on an asynchronous connection or session.
+
+        ``connection`` is a SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection, or an
+        asynchronous connection of psycopg, asyncpg (also from a pool), aiosqlite or asyncmy.
         """
         event = (aggregate_type, aggregate_id, event_type, payload)
         call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
         return (await self._emitter.awrite(connection, [call], autocommit))[0]
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
-        """Write several events in few statements; positions follow the order given.
+        """Write several events, each a ``Call`` or a mapping of ``emit``'s arguments, in few statements.
 
-        Each is a ``Call``, or a mapping of ``emit``'s arguments. If one is refused, none is written.
+        Positions follow the given order. If one is refused, nothing is written.
         """
         return self._emitter.emit_many(connection, calls, autocommit=autocommit)
 
     async def aemit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
-        """``emit_many``, for asynchronous connections and sessions."""
+        """Write several events as ``emit_many`` does, on an asynchronous connection or session."""
         return await self._emitter.aemit_many(connection, calls, autocommit=autocommit)
 
     def transaction(self, connection: Any) -> Transaction:
-        """A transaction on any connection or session that ``emit`` or ``aemit`` takes.
+        """Return a transaction on any connection or session that ``emit`` or ``aemit`` takes.
 
-        ``with`` on a synchronous one, ``async with`` on an asynchronous one: begins, commits at the end of
-        the block, rolls back when the block raises. Where a transaction is open already the block is a
-        savepoint in it, and whoever began that transaction still has to commit it. In autocommit the
-        connection is in autocommit again afterwards; SQLAlchemy's AUTOCOMMIT, in which it begins nothing,
-        raises ``NotInTransaction``.
+        Use it with ``with`` or ``async with``. In an open transaction the block is a savepoint, and the outer
+        one still has to be committed. A connection in autocommit returns to it afterwards. SQLAlchemy's
+        AUTOCOMMIT level raises ``NotInTransaction``.
         """
         return self._emitter.transaction(connection)
 
     def attach(self, target: Target) -> Target:
-        """Emit the events that ``EventSource`` objects record in these sessions; returns ``target``.
+        """Emit the events that ``EventSource`` objects record in these sessions, and return ``target``.
 
-        ``target`` is a session, a class of sessions, a sessionmaker or a scoped_session, asynchronous or not.
-        Attaching twice is the same as once; a session belongs to one outbox.
+        ``target`` is a session, a session class, a sessionmaker or a scoped_session, synchronous or
+        asynchronous. Attaching twice has no effect. A session belongs to one outbox.
         """
         from relaybox.emit.event_source import Recorder
 
@@ -172,15 +172,15 @@ class Outbox:
     def handler(
         self, *events: str, name: str | None = None, **options: Any
     ) -> Callable[[Function], Function]:
-        """Make a function a destination of its own, with its own rows, retries and order.
+        """Register a function as a destination of its own, with its own rows, retries and order.
 
-        ``events`` are the patterns it takes, ``options`` those of ``Destination``; the name defaults to
-        ``module.function``. The function gets an ``Event`` and may be synchronous or asynchronous.
+        ``events`` are the patterns it takes, ``options`` those of ``Destination``. The name defaults to
+        ``module.function``. The function receives an ``Event`` and may be synchronous or asynchronous.
 
-        With ``once=True`` it runs in a transaction of the outbox's database, together with the inbox's mark
-        of the event: a delivery that comes again is acknowledged without a call. A second argument, if it
-        takes one, is the SQLAlchemy ``Connection`` of that transaction (``AsyncConnection`` where it is
-        asynchronous); it holds one for as long as it runs.
+        With ``once=True`` it runs in a transaction on the outbox's database, together with the inbox's mark
+        of the event. A repeated delivery is acknowledged without a call. If the function takes a second
+        argument, it gets the transaction's SQLAlchemy ``Connection`` (``AsyncConnection`` if asynchronous).
+        Each running call holds one connection.
         """
         if len(events) == 1 and callable(events[0]):
             raise ConfigError("handler: say which events it takes, as in @outbox.handler('order.*')")
@@ -202,31 +202,30 @@ class Outbox:
         return register
 
     def enabled(self, route: Route | str, aggregate_id: Any) -> bool:
-        """Whether what the route takes of this aggregate is really sent: in its rollout, and not in shadow.
+        """True if the route's events of this aggregate are sent: in its rollout and not in shadow.
 
-        Where it is not, an application goes on with what it did before. ``route`` is a ``Route``, one of a
-        route's patterns, the name of a destination, or an event type; where that names several routes or
-        destinations, all of them send it. Raises ``ConfigError`` where there is no such.
+        ``route`` is a ``Route``, a pattern, a destination's name or an event type. If it names several routes
+        or destinations, all of them must send. Raise ``ConfigError`` if nothing matches.
         """
         self._look()
         return is_sent(self._emitter.routes, route, aggregate_id)
 
     def rollout(self, route: Route | str, percent: float) -> None:
-        """Take the events of so many percent of the aggregates from now on, in this process.
+        """Set the percentage of aggregates that a route takes, in this process, from now on.
 
-        ``route`` is a ``Route``, a pattern, or the name of a destination for all routes to it.
+        ``route`` is a ``Route``, a pattern, or a destination's name, which means all routes to it.
         """
         self._change(lambda settings: changed(settings, route, rollout=percent))
 
     def shadow(self, route: Route | str, on: bool) -> None:
-        """Send what it takes, or store it and send nothing, from now on, in this process."""
+        """Turn shadow mode on (store events, send nothing) or off, in this process, from now on."""
         self._change(lambda settings: changed(settings, route, shadow=on))
 
     def follow(self, file: Path, first: int = 0) -> None:
-        """Take over what changes in ``rollout`` and ``shadow`` of the routes that were read from this file.
+        """Apply later changes of ``rollout`` and ``shadow`` in this file to its routes, from ``first`` on.
 
-        They begin with number ``first`` of the settings' routes. It is looked at once a second at most,
-        when something is emitted, asked or routed; every other change in it is left for the next start.
+        The file is checked at most once a second, when an event is emitted or routed or ``enabled`` is
+        called. Other changes in it take effect at the next start.
         """
 
         def take(new: Mapping[int, Route]) -> None:
@@ -250,23 +249,24 @@ class Outbox:
 
     @functools.cached_property
     def inbox(self) -> Inbox:
-        """An inbox in the outbox's own tables, with its ``inbox_window``."""
+        """Return an inbox in the outbox's own tables, with its ``inbox_window``."""
         from relaybox.receive.inbox import Inbox
 
         return Inbox(window=self.settings.inbox_window, tables=self.tables)
 
     @property
     def handlers(self) -> Mapping[str, Callable[..., Any]]:
-        """The functions that were registered, by the names of their destinations."""
+        """Return the registered functions by the name of their destination."""
         return self._handlers
 
     def relay(self, *, patience: float = 30.0, observers: Sequence[Observer] = ()) -> Relay:
-        """A relay for every destination: ``await outbox.relay().run()``, or ``async with outbox.relay():``.
+        """Return a relay for every destination.
 
-        It holds at most five connections to the database, whatever the number of destinations, and for a
-        moment a sixth when it proves that its LISTEN gets through; one more for each call of a handler that
-        says ``once``. Asked to stop, it waits ``patience`` seconds for what it is sending and gives the rest
-        back. ``observers`` are told of what it does, as ``relaybox.relay.observer`` says.
+        Run it with ``await outbox.relay().run()`` or ``async with outbox.relay():``. It holds at most five
+        database connections for any number of destinations. It briefly opens a sixth to verify that LISTEN
+        works, and one more for each running call of a ``once`` handler. When asked to stop, it waits
+        ``patience`` seconds for sends in flight and releases the rest. See ``relaybox.relay.observer`` for
+        ``observers``.
         """
         from relaybox.operate.open_relay import open_relay
 
@@ -282,28 +282,27 @@ class Outbox:
         )
 
     def wake(self, *destinations: str) -> None:
-        """Have relays look now: for events that were committed on a raw connection of your own.
+        """Wake relays after a commit on a raw connection; return at once and never raise.
 
-        Sessions and ``outbox.transaction`` do so by themselves. Returns at once and never raises; without
-        names all destinations are meant.
+        Sessions and ``outbox.transaction`` do this themselves. Without names, wake all destinations.
         """
         self._bell.call(destinations or [destination.name for destination in self.settings.destinations])
 
     async def adrain(self) -> None:
-        """Deliver what is due, then return. What failed and is to be tried again later stays for later."""
-        # Without a relay that runs for long, nobody else finds what a drain that died left parked.
+        """Deliver what is due, then return. Failed deliveries wait for their next attempt."""
+        # Sweep: without a long-running relay, nothing else releases rows that a crashed drain left parked.
         await self.relay().drain(sweep=True)
 
     def drain(self) -> None:
-        """``adrain``, from synchronous code."""
+        """Run ``adrain`` from synchronous code."""
         from relaybox.core.event_loop import run
 
         run(self.adrain())
 
     def migrate(self) -> list[int]:
-        """Bring the tables to this version, as ``relaybox migrate`` does; the versions applied.
+        """Upgrade the tables to this version and return the versions applied, as ``relaybox migrate`` does.
 
-        Safe to repeat, and to run from several processes at once.
+        It is safe to repeat, and to run in several processes at once.
         """
         from relaybox.database.migrations import migrate
 
@@ -311,10 +310,9 @@ class Outbox:
 
     @asynccontextmanager
     async def admin(self, actor: str = "application", *, connections: int = 2) -> AsyncIterator[Admin]:
-        """The operators' service, ``async with outbox.admin("ann") as admin:``.
+        """Open the operators' service: ``async with outbox.admin("ann") as admin:``.
 
-        ``actor`` is who the audit names; ``admin.acting_as`` is the same for another. At most so many
-        connections to the database are held, until the end of the block.
+        The audit records ``actor``. The block holds at most ``connections`` database connections.
         """
         from relaybox.operate.admin import Admin
         from relaybox.stores.open import open_store
@@ -327,7 +325,7 @@ class Outbox:
             await store.close()
 
     async def amigrate(self) -> list[int]:
-        """``migrate``, without holding up the event loop."""
+        """Run ``migrate`` in a thread, without blocking the event loop."""
         return await asyncio.to_thread(self.migrate)
 
 
@@ -337,14 +335,14 @@ def _settings(
     routes: Iterable[Route],
     options: dict[str, Any],
 ) -> tuple[Settings, int]:
-    """The settings, and how many of their routes, the last ones, are those of a file."""
+    """Return the settings, and how many of their routes come from a file; those are the last ones."""
     names = {field.name for field in dataclasses.fields(Settings)} - {"database", "destinations", "routes"}
     known_only(options, names, "Outbox")
     if database is not None:
         url = reveal_database(database, os.environ)
         return Settings(url, destinations, routes, **options), 0
     loaded = Settings.load(None, os.environ)
-    # Checked by themselves first: a route may lead to a destination of the file.
+    # Check destinations first: a route may lead to a destination in the file.
     given = Settings(loaded.database, destinations)
     merged = {destination.name: destination for destination in (*loaded.destinations, *given.destinations)}
     both = dataclasses.replace(loaded, destinations=tuple(merged.values()), **options)
@@ -353,7 +351,7 @@ def _settings(
 
 
 def _with_routes(settings: Settings, first: int, new: Mapping[int, Route]) -> Settings:
-    """With the rollout and shadow of these, which are numbered from the ``first``."""
+    """Copy the rollout and shadow of ``new`` to the settings' routes, counted from ``first``."""
     routes = list(settings.routes)
     for number, route in new.items():
         before = routes[first + number]

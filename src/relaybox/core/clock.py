@@ -1,7 +1,7 @@
-"""The clock of a relay: monotonic, for timers only. What is due, the database's clock decides.
+"""The relay's clock: monotonic, for timers only. The database's clock decides what is due.
 
-``now`` goes on while the machine is suspended, ``sleep`` does not: after a wake-up what was being waited for
-comes late, and every lease, term and membership that is over by then is seen to be.
+``now`` counts while the machine is suspended; ``sleep`` does not. After a resume, sleeps end late, and
+expired leases, terms and memberships are noticed.
 """
 
 from __future__ import annotations
@@ -12,34 +12,31 @@ from collections.abc import Callable
 from functools import partial
 from typing import Protocol
 
-# Leases go on while a machine sleeps. A clock that stands still meanwhile, as ``time.monotonic`` does,
-# would have a relay believe after its wake-up that it still holds what others have long taken over.
+# Leases expire while a machine is suspended. ``time.monotonic`` stands still meanwhile, and a resumed relay
+# would believe that it still holds rows that others have taken over.
 uptime: Callable[[], float] = (
     partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 )
-"""Seconds since some moment, suspension included; never goes back. A partial, which is cheaper than a
-function: a lane asks for every delivery.
-"""
+"""Seconds since some moment; never goes back. A ``partial`` is cheap: a lane calls it per delivery."""
 
 
 class Clock(Protocol):
     """Measures durations and sleeps."""
 
     def now(self) -> float:
-        """Seconds from some moment on, suspension included; never goes back."""
+        """Return the seconds since some moment, suspension included; never goes back."""
         ...
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Sleep."""
         ...
 
 
 class MonotonicClock:
-    """The machine's own."""
+    """The machine's clock."""
 
-    # Without a call in between: a lane asks for every delivery.
     now = staticmethod(uptime)
 
     async def sleep(self, seconds: float) -> None:
-        """Wait so long."""
+        """Sleep."""
         await asyncio.sleep(seconds)

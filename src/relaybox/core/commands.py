@@ -1,27 +1,25 @@
-"""What messages tell a reader to type: the commands, by the names that they have where this process runs."""
+"""The commands that messages tell a reader to type, as they are called where this process runs."""
 
 from __future__ import annotations
 
 
 class Program:
-    """The command line: its name, and how it makes the tables. A framework that wraps it writes its own."""
+    """The command line's names, and how messages write settings. A framework that wraps it overrides them."""
 
     name = "relaybox"
     migrate = "relaybox migrate"
     otherwise = ", or call outbox.migrate()"
-    """How code makes the tables, where code does."""
+    """How code creates the tables, if it can."""
     route = 'add Route({!r}, to="…")'
-    """How a route is added for an event type."""
     unrouted = 'unrouted = "store"'
     max_payload = "max_payload"
-    """How settings are written that an application may have to change."""
 
     @staticmethod
     def deliverer() -> str | None:
-        """What delivers where no relay runs, if anything does."""
+        """Name what delivers if no relay runs, or return None."""
         return None
 
 
 def command(words: str) -> str:
-    """A command as it is to be typed, in the quotes of messages."""
+    """Return a command in the backquotes that messages use."""
     return f"`{Program.name} {words}`"

@@ -1,4 +1,4 @@
-"""The values that travel: an event, its delivery to one destination, and what ``emit`` answers."""
+"""The values that travel: an event, its delivery to one destination, and the result of ``emit``."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from uuid import UUID
 from msgspec import Struct
 
 TEST_TYPE = "relaybox.test"
-"""The event type of what proves a path. Nobody misses one that failed: it is no dead letter."""
+"""The type of events that test a path. A failed one does not count as a dead letter."""
 
 
 class Status(StrEnum):
-    """What is stored of a delivery's life. ``sending`` is not: it is ``pending`` with a live lease."""
+    """The stored status of a delivery. ``sending`` is not stored: it is ``pending`` with a live lease."""
 
     PENDING = "pending"
     DELIVERED = "delivered"
@@ -25,7 +25,7 @@ class Status(StrEnum):
 
 
 class Event(Struct, frozen=True, gc=False):
-    """What the application emitted, as a handler sees it."""
+    """An emitted event, as a handler receives it."""
 
     id: UUID
     type: str
@@ -39,7 +39,7 @@ class Event(Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Emitted:
-    """What ``emit`` answers. A duplicate carries the first event's id and wrote nothing."""
+    """The result of ``emit``. A duplicate has the first event's id and wrote nothing."""
 
     event_id: UUID
     duplicate: bool
@@ -47,10 +47,7 @@ class Emitted:
 
 
 class Delivery(Struct, frozen=True, gc=False):
-    """One event for one destination, as claimed: a row of ``outbox_event`` and the lease on it.
-
-    ``payload`` and ``headers`` are the stored JSON text, decoded by whoever needs them.
-    """
+    """One event for one destination, as claimed. ``payload`` and ``headers`` are the stored JSON text."""
 
     id: UUID
     event_id: UUID
@@ -74,21 +71,21 @@ class Delivery(Struct, frozen=True, gc=False):
 
     @property
     def keyed(self) -> bool:
-        """Whether it was emitted with an idempotency key of its own."""
+        """True if it was emitted with an idempotency key of its own."""
         return self.idempotency_key != str(self.event_id)
 
     @property
     def suspect(self) -> bool:
-        """Whether relays died twice while they held this row, so that it was claimed alone."""
+        """True if relays died twice while they held this row, so that it was claimed alone."""
         return self.crashes > 1
 
     @property
     def exhausted(self) -> bool:
-        """Whether it was claimed once more only to be failed: its relay died in every attempt it had."""
+        """True if it was claimed only to be failed: its relay died in every attempt."""
         return self.attempts > self.max_attempts
 
 
 def beside(event_id: UUID, number: int) -> UUID:
-    """Return the id of an event's row of that number: all its rows lie together in the primary key."""
-    # Any UUID may have been emitted or written by hand, the greatest of them too.
+    """Return the id of an event's row number ``number``: an event's rows are adjacent in the primary key."""
+    # Wrap around: any UUID may have been emitted or written by hand, even the greatest.
     return UUID(int=(event_id.int + number) % 2**128)

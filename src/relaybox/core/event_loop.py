@@ -12,7 +12,7 @@ T = TypeVar("T")
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run it to its end, on uvloop where it is installed."""
+    """Run a coroutine to its end, on uvloop if it is installed."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -25,7 +25,6 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """Return uvloop's, or None, which means asyncio's own."""
     try:
         import uvloop
     except ImportError:

@@ -1,8 +1,7 @@
-"""What makes two errors the same: their destination, their class, and their text without what varies.
+"""Group errors: two are the same if destination, class and text without variable parts are equal.
 
-A relay writes an error as one line (``relay/decide.py``): of an exception ``ValueError: no such order 17``,
-of an HTTP answer ``422 Unprocessable Entity: …`` or ``HOST:PORT: 422 …``, of a sink's own trouble a sentence
-such as ``no answer from HOST within 30s``. The class is read from how the line begins.
+The start of the relay's one-line error (``relay/decide.py``) gives the class: ``ValueError: no such order
+17``, ``422 Unprocessable Entity: …``, ``HOST:PORT: 422 …`` or ``no answer from HOST within 30s``.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ LOOKED_AT = 1_000
 """Characters of an error that count; databases are asked for no more."""
 
 KEPT = 160
-"""Characters of its text without what varies."""
+"""Characters of the normalised text that are kept."""
 
 _HTTP = re.compile(
     r"(?:HTTP |(?:Reject|Retry|Unavailable): |\S+:[0-9]+: |(?:[\w-]+\.)+[a-z]+: )?"
     r"([1-5][0-9]{2})\b(?![.:][0-9])"
 )
-"""A status, perhaps behind the server's address or a handler's own answer."""
+"""An HTTP status, perhaps after the server's address or the name of a handler's answer."""
 _EXCEPTION = re.compile(r"((?:\w+\.)*[A-Z]\w*)(?:: |$)")
 _SENTENCES = (
     ("Timeout", re.compile(r"no answer from |.* within [0-9.]+s\b|.*\btook longer than ")),
@@ -33,7 +32,7 @@ _SENTENCES = (
     ("Refused", re.compile(r".* refuses the credentials")),
 )
 
-# In this order: what is longer and surer goes before what it holds.
+# Order matters: longer and more specific patterns come before those that they contain.
 _VARIES = re.compile(
     r"""
     (?P<query>\?[^\s"'<>=?]*=[^\s"'<>]*)
@@ -52,7 +51,7 @@ _STANDS_FOR = {"query": "", "quoted": "'…'", "id": "#", "space": " "}
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """Of one kind of error at one destination; ``hash`` is its name."""
+    """One kind of error at one destination; ``hash`` identifies it."""
 
     hash: str
     error_class: str
@@ -61,16 +60,16 @@ class Fingerprint:
 
 @lru_cache(maxsize=16_384)
 def fingerprint(destination: str, error: str | None) -> Fingerprint:
-    """The fingerprint of an error as a row holds it."""
+    """Return the fingerprint of an error as a row holds it."""
     text = (error or "")[:LOOKED_AT].strip()
     kind, message = error_class(text), normalised(text)
-    # A text of a database may hold what no encoding has.
+    # A database's text may hold lone surrogates.
     whole = "\0".join((destination, kind, message)).encode("utf-8", "surrogatepass")
     return Fingerprint(blake2s(whole, digest_size=6).hexdigest(), kind, message)
 
 
 def error_class(text: str) -> str:
-    """``HTTP 422``, ``ValueError``, ``Timeout``; ``Error`` where the text does not say it."""
+    """Return ``HTTP 422``, ``ValueError``, ``Timeout`` and so on; ``Error`` if the text does not say."""
     if http := _HTTP.match(text):
         return f"HTTP {http[1]}"
     if exception := _EXCEPTION.match(text):
@@ -79,10 +78,7 @@ def error_class(text: str) -> str:
 
 
 def normalised(text: str) -> str:
-    """The text without ids, numbers, quoted values and the queries of URLs.
-
-    It begins with its HTTP status, if it has one: whichever server of several said it does not count.
-    """
+    """Return the text without ids, numbers, quoted values, URL queries and the server's address."""
     status, end = (http[1], http.end()) if (http := _HTTP.match(text)) else ("", 0)
     rest = _VARIES.sub(lambda match: _STANDS_FOR[match.lastgroup or "space"], text[end:])
     return f"{status}{rest}"[:KEPT].strip()

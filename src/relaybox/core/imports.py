@@ -1,4 +1,4 @@
-"""Objects by their names, ``module:name``, and what to say where one cannot be had."""
+"""Import objects by their name, ``module:name``, and explain why an import failed."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ _IMPORT = "<frozen importlib"
 
 
 def load(path: str, setting: str, fix: str) -> Any:
-    """What ``module:name`` names; the name may have dots.
+    """Return what ``module:name`` names; the name may have dots.
 
-    Raises ``ConfigError`` that begins with ``setting``, as in ``app = 'shop:outbox'``, and ends with ``fix``,
-    or with what the module itself raised.
+    ``ConfigError`` starts with ``setting`` and ends with ``fix``, or with the error that the module raised.
     """
     module, _, names = path.partition(":")
     if not module or not names:
@@ -35,7 +34,7 @@ def load(path: str, setting: str, fix: str) -> Any:
 
 
 def import_extra(path: str, package: str, extra: str) -> Any:
-    """Import ``module:name`` of ours. Raise ``MissingExtra`` where the package that it needs is missing."""
+    """Import our own ``module:name``. Raise ``MissingExtra`` if the package that it needs is missing."""
     module, _, name = path.partition(":")
     try:
         return getattr(importlib.import_module(module), name)
@@ -46,11 +45,11 @@ def import_extra(path: str, package: str, extra: str) -> Any:
 
 
 def told_where(error: BaseException) -> str:
-    """``NameError: name 'x' is not defined (shop.py, line 3)``: an error and the user's line it came from."""
+    """Return an error with the user's line: ``NameError: name 'x' is not defined (shop.py, line 3)``."""
     told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, _IMPORT))]
-    # A SyntaxError says the line itself, and nothing of that file was run.
+    # A SyntaxError names the line itself, and nothing of that file was run.
     if not theirs or isinstance(error, SyntaxError):
         return told
     return f"{told} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"

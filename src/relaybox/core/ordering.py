@@ -1,8 +1,8 @@
-"""Which rows a claim may take: the rules of order and of suspects, without a database.
+"""Decide which rows a claim may take: the rules for order and for suspects, without a database.
 
-A key's *head* is its first row by position that is open (pending, or failed where that blocks). A claim
-looks at a window of due rows, finds the head of each key in it, and takes the head with the contiguous run
-behind it. Where the head may not be taken, the window's other rows of its key are parked behind it.
+A key's *head* is its first open row by position (pending, or failed if that blocks). A claim looks at a
+window of due rows and finds the head of each key in it. It takes the head with the contiguous run behind it.
+If the head may not be taken, the window's other rows of its key are parked behind it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 
 def fitting(key: str) -> str:
-    """The key, or for one that is too long its beginning and a digest: two keys never become one."""
+    """Return the key; shorten a long one to its beginning and a digest, so that keys stay distinct."""
     if len(key) <= 255:
         return key
     return f"{key[:190]}#{hashlib.sha256(key.encode()).hexdigest()}"
@@ -23,9 +23,9 @@ def fitting(key: str) -> str:
 class Candidate(NamedTuple):
     """An open row as a claim sees it.
 
-    ``free``: pending, due or parked, and not leased. ``suspect``: how often a relay died that held it, if
-    that makes it a suspect; otherwise 0. ``size``: the bytes of its payload and headers, where they were
-    asked for.
+    - ``free``: pending, due or parked, and not leased.
+    - ``suspect``: how many relays died holding it, if that makes it a suspect, else 0.
+    - ``size``: bytes of payload and headers, if they were asked for.
     """
 
     id: Any
@@ -44,12 +44,12 @@ class Choice(NamedTuple):
 
 
 def unordered(window: Sequence[Candidate], limit: int, most: int) -> list[Any]:
-    """The ids to lease from a window where order does not matter."""
+    """Return the ids to lease from an unordered window."""
     return [row.id for row in within(_alike(window)[:limit], most)]
 
 
 def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
-    """Yield the first rows that come to at most so many bytes; one in any case."""
+    """Yield the first rows that fit into ``most`` bytes together, but at least one."""
     total = 0
     for index, row in enumerate(rows):
         total += row.size
@@ -59,10 +59,9 @@ def within(rows: Sequence[Candidate], most: int) -> Iterator[Candidate]:
 
 
 def share(limit: int, keys: int, due: int, most: int | None) -> int:
-    """Return how many rows of one key a claim of ``limit`` rows looks at, so that its cost stays bounded.
+    """Return how many rows of one key a claim looks at: at least those due, but at most ``most``.
 
-    They are at least those that are due, but ``most`` at most: one that was left in the window, neither
-    claimed nor parked, would take the place of another key's.
+    A due row left in the window, neither claimed nor parked, would take the place of another key's row.
     """
     return min(max(1, limit // max(1, keys), due), most or limit)
 
@@ -73,9 +72,9 @@ def runs(
     only: Collection[Any] | None = None,
     most: int | None = None,
 ) -> dict[str | None, list[Candidate]]:
-    """For each head, the run of free rows that begins with it; a suspect stands alone.
+    """Return each head's run of free rows; a suspect is alone.
 
-    With ``only``, a run ends before the first row that is not of these ids; it has ``most`` rows at most.
+    With ``only``, a run ends before the first row with another id. It has at most ``most`` rows.
     """
     by_key: dict[str | None, list[Candidate]] = defaultdict(list)
     for row in sorted(rows, key=lambda row: row.position):
@@ -102,10 +101,10 @@ def choose(
     limit: int,
     most: int,
 ) -> Choice:
-    """What an ordered claim does, given the heads, and the sizes of the rows that it could lock.
+    """Return what an ordered claim takes and parks. ``locked`` has the sizes of the rows it locked.
 
-    A key whose head is not among ``heads`` is in another hand at this moment and is left alone. Behind a
-    suspect the others of its key are parked too: they would keep other suspects out of the window.
+    A key without a head in ``heads`` is being claimed by another relay, and is skipped. Rows behind a suspect
+    are parked too; otherwise they keep other suspects out of the window.
     """
     candidates: list[Candidate] = []
     for row in _first_of_each_key(window):
@@ -133,16 +132,16 @@ def _first_of_each_key(window: Iterable[Candidate]) -> Iterable[Candidate]:
 
 
 def _alike(rows: Sequence[Candidate]) -> Sequence[Candidate]:
-    """Some suspects that died as often as the first row; if that is not a suspect, all that are not."""
+    """Return some suspects with as many deaths as the first row; if it is not a suspect, all non-suspects."""
     first = rows[0].suspect if rows else 0
     within = rows[: together(first)] if first else rows
     return [row for row in within if row.suspect == first]
 
 
 ALONE = 1000
-"""What a row's ``crashes`` has more, while the death of the relay that holds it would count."""
+"""Added to a row's ``crashes`` while the death of the relay that holds it would count."""
 
 
 def together(deaths: int) -> int:
-    """How many suspects are claimed together: half as many with each death, and in the end one."""
+    """Return how many suspects are claimed together: half as many with each death, down to one."""
     return 64 >> min(max(deaths, 2), 6)

@@ -1,7 +1,7 @@
-"""What a handler may say of a delivery, and what becomes of its row.
+"""The answers a handler may give, and the outcomes that a store settles.
 
-A handler raises ``Retry``, ``Reject`` or ``Unavailable``; a relay turns every ending of a send into
-one of the values ``Delivered``, ``Retried``, ``Failed`` and ``Released``, and a store settles those.
+A handler raises ``Retry``, ``Reject`` or ``Unavailable``. A relay turns the result of each send into
+``Delivered``, ``Retried``, ``Failed`` or ``Released``, and a store settles those.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ class Retry(Exception):
 
 
 class Interrupted(Retry):
-    """The relay stopped while the handler ran, and the handler runs on: a stop is not a failure."""
+    """The relay stopped while the handler was still running. This is not a failure."""
 
 
 class Reject(Exception):
-    """Raised by a handler: this event can never succeed; it is failed at once."""
+    """Raised by a handler: this event can never succeed; fail it at once."""
 
     def __init__(self, reason: str = "") -> None:
         super().__init__(reason)
@@ -35,7 +35,7 @@ class Reject(Exception):
 
 
 class Unavailable(Exception):
-    """Raised by a handler: the destination is in trouble, not the event."""
+    """Raised by a handler: the destination has a problem, not the event."""
 
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(reason)
@@ -44,11 +44,11 @@ class Unavailable(Exception):
 
 
 class Unreachable(Unavailable):
-    """There is nobody there (refused, DNS, TLS): one such answer opens the circuit."""
+    """The destination cannot be reached (refused, DNS, TLS). One such answer opens the circuit."""
 
 
 class Throttled(Unavailable):
-    """The destination is sent more than it takes (429): that is no event's doing."""
+    """The destination is sent more than it accepts (429). The event is not the cause."""
 
 
 class Gone(Unavailable):
@@ -57,10 +57,7 @@ class Gone(Unavailable):
 
 @dataclass(frozen=True, slots=True)
 class Delivered:
-    """The destination acknowledged it. ``keep=False`` deletes the row instead of keeping it.
-
-    ``shadow``: nothing was sent, because it was emitted in shadow.
-    """
+    """Acknowledged, or in ``shadow`` not sent at all. ``keep=False`` deletes the row."""
 
     keep: bool = True
     shadow: bool = False
@@ -70,7 +67,7 @@ class Delivered:
 class Retried:
     """Due again ``after`` seconds from now; ``counts=False`` gives the attempt back.
 
-    ``cut_off``: there was no answer, so the row's ``crashes`` grow by one instead of starting again from 0.
+    ``cut_off``: there was no answer, so ``crashes`` grows by one instead of being reset to 0.
     """
 
     after: float
@@ -81,7 +78,7 @@ class Retried:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """Failed for good: only an operator moves it again. ``counts=False`` gives the attempt back."""
+    """Failed for good: only an operator can retry it. ``counts=False`` gives the attempt back."""
 
     error: str
     counts: bool = True
@@ -89,14 +86,14 @@ class Failed:
 
 @dataclass(frozen=True, slots=True)
 class Released:
-    """Not tried: due now at its old place, and the attempt is given back."""
+    """Not tried: due now at its old place, with its attempt given back."""
 
 
 Outcome: TypeAlias = Delivered | Retried | Failed | Released
 
 
 def unfinished(result: Any) -> bool:
-    """Whether a handler returned an awaitable: its work has yet to run. A coroutine is given up."""
+    """True if a handler returned an awaitable, so its work has not run. A coroutine is closed."""
     if inspect.iscoroutine(result):
         result.close()
     return inspect.isawaitable(result)
@@ -107,5 +104,5 @@ LONGEST_WAIT = 10 * 365 * 86_400.0
 
 
 def wait(after: float) -> float:
-    """Seconds to wait, of whatever ``after`` says: no less than none, and not for ever."""
+    """Clamp a handler's ``after`` to between 0 and ``LONGEST_WAIT`` seconds."""
     return min(max(after, 0.0), LONGEST_WAIT) if math.isfinite(after) else LONGEST_WAIT

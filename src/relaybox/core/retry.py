@@ -8,7 +8,7 @@ from relaybox.core.settings import Backoff
 
 
 def delay(backoff: Backoff, attempts: int, random: Callable[[], float]) -> float:
-    """Seconds to wait after the ``attempts``-th attempt; ``random`` gives numbers from 0 to 1."""
+    """Return the seconds to wait after attempt ``attempts``; ``random`` returns numbers from 0 to 1."""
     if not backoff.base:
         return 0.0
     try:

@@ -1,4 +1,4 @@
-"""Gradual rollout: whether an aggregate's events are sent, and routes that change while a process runs."""
+"""Gradual rollout: decide whether an aggregate's events are sent, and reload routes at run time."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from relaybox.core.values import wrong
 from relaybox.errors import ConfigError, did_you_mean
 
 EVERY = 1.0
-"""Seconds between two looks at a file."""
+"""Seconds between two checks of a file."""
 SETTLED = 0.1
-"""Seconds that a file was left alone before it is read: one that is being written is half a file."""
+"""Seconds since the last change before a file is read; a younger one may be half written."""
 
 Which: TypeAlias = Route | str
 """A route, one of its patterns, or the name of a destination."""
@@ -30,14 +30,14 @@ log = logging.getLogger(__name__)
 
 
 def is_sent(routes: Routes, which: Which, aggregate_id: Any) -> bool:
-    """Whether what ``which`` takes of an aggregate is really sent; raises ``ConfigError``.
+    """True if the events of an aggregate that ``which`` takes are sent; raise ``ConfigError`` if unknown.
 
-    Of an event type, whether every destination gets it; of a route, a pattern with ``*`` or a destination,
-    whether every route that it names takes the aggregate, and none is a shadow.
+    An event type must be sent to all its destinations. For a route, a pattern with ``*`` or a destination,
+    every route it names must take the aggregate, and none may be a shadow.
     """
     at = bucket(id_field("aggregate_id", aggregate_id))
     found = _named(routes.routes, which)
-    # A pattern without a star is an event type, of which it is known what other routes do.
+    # A pattern without a star is an event type: ask all routes that take it, not only this one.
     exact = "*" not in str(which) and (not found or which in routes.patterns)
     if exact and isinstance(which, str) and (shares := routes.shares(which)):
         return all(at < share.sent for share in shares)
@@ -47,7 +47,7 @@ def is_sent(routes: Routes, which: Which, aggregate_id: Any) -> bool:
 
 
 def changed(settings: Settings, which: Which, **values: Any) -> Settings:
-    """The settings with another ``rollout`` or ``shadow`` of these routes; raises ``ConfigError``."""
+    """Return settings with a new ``rollout`` or ``shadow`` of these routes; raise ``ConfigError``."""
     found = set(map(_ends, _named(settings.routes, which)))
     if not found:
         raise _unknown(settings.routes, which)
@@ -56,7 +56,6 @@ def changed(settings: Settings, which: Which, **values: Any) -> Settings:
 
 
 def _ends(route: Route) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return what makes two routes the same one."""
     return route.events, route.to
 
 
@@ -82,10 +81,10 @@ def _unknown(routes: Sequence[Route], which: Which) -> ConfigError:
 
 
 class RouteFile:
-    """A file whose routes an outbox has; tells ``take`` of those that have another rollout or shadow now.
+    """Watches a routes file, and passes the routes with a new rollout or shadow to ``take``.
 
-    Whatever else is changed in it is left for the next start. A file that is gone, or wrong, changes nothing.
-    ``take`` gets the routes by their number in the file when it was read first.
+    Other changes take effect at the next start. A missing or malformed file changes nothing. ``take`` gets
+    the routes by their index in the file as it was first read.
     """
 
     def __init__(
@@ -106,7 +105,7 @@ class RouteFile:
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Read it again, if it is time and it was changed; never raises because of the file."""
+        """Reload the file if it is time and it changed; never raise because of the file."""
         now = self._clock()
         if now < self._due or not self._lock.acquire(blocking=False):
             return
@@ -152,7 +151,7 @@ def _signature(file: os.stat_result) -> tuple[int, ...]:
 
 
 def _differing(before: Sequence[Route], after: Iterable[Route]) -> dict[int, Route]:
-    """The routes of before, by number, that are still there with another rollout or shadow."""
+    """Return the routes of ``before``, by index, that now have another rollout or shadow."""
     same = defaultdict(list)
     for route in after:
         same[_ends(route)].append(route)

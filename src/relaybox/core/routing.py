@@ -1,11 +1,11 @@
-"""Which destinations take an event.
+"""Find the destinations of an event.
 
-A pattern is an event type in which ``*`` stands for any run of characters, dots too. It is held against
-the event type as it is and without its version, so that ``document.created`` takes
-``document.created.v2`` as well, while ``document.created.v2`` takes that version only.
+A pattern is an event type in which ``*`` stands for any run of characters, dots included. It is matched
+against the event type with and without its version. ``document.created`` also takes ``document.created.v2``;
+``document.created.v2`` takes that version only.
 
-A route with a ``rollout`` takes the events of some aggregates: those whose ``bucket`` is below it. The bucket
-is made of the aggregate's id alone, so that it is the same in every process, for every route and release.
+A route with a ``rollout`` takes the aggregates with a ``bucket`` below it. The bucket depends only on the
+aggregate's id, so it is the same in every process, route and release.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ _BUCKETS = 10_000
 
 
 def bucket(aggregate_id: str) -> int:
-    """Where an aggregate stands between 0 and 9999, for good: hundredths of a percent."""
+    """Return an aggregate's fixed bucket, 0 to 9999: hundredths of a percent."""
     digest = hashlib.sha256(aggregate_id.encode()).digest()
     return int.from_bytes(digest[:4]) % _BUCKETS
 
 
 def limit(route: Route) -> int:
-    """The bucket at which a route's rollout ends."""
+    """Return the bucket at which a route's rollout ends."""
     return round(route.rollout * 100)
 
 
 class Share(NamedTuple):
-    """Which buckets of an event type a destination gets: below ``sent`` for real, below ``taken`` at all."""
+    """The buckets of an event type that a destination gets: below ``sent`` sent, below ``taken`` stored."""
 
     destination: str
     sent: int
@@ -50,36 +50,33 @@ class Share(NamedTuple):
 
 
 class Narrowed(NamedTuple):
-    """The destinations of one event, and those among them that are in shadow."""
+    """The destinations of one event, and which of them are in shadow."""
 
     destinations: tuple[str, ...]
     shadowed: tuple[str, ...]
 
 
 class Routes:
-    """The routes in their order, and what they said of recent event types.
-
-    ``gradual``: at least one of them does not take everything, or is a shadow.
-    """
+    """The routes in order, with a cache. ``gradual``: at least one is partial or a shadow."""
 
     def __init__(self, routes: Iterable[Route]) -> None:
         self.routes = tuple(routes)
         self.gradual = any(route.shadow or limit(route) < _BUCKETS for route in self.routes)
         self._compiled = [(_compile(route.events), route) for route in self.routes]
-        # Bounded, because an application may make up event types as it goes.
+        # Bounded, because an application may generate event types.
         self._find: Callable[[str], tuple[str, ...]] = functools.lru_cache(4096)(self._match)
         self._share: Callable[[str], tuple[Share, ...]] = functools.lru_cache(4096)(self._shares)
 
     def destinations(self, event_type: str) -> tuple[str, ...]:
-        """The destinations of every route that takes ``event_type``, in the routes' order, each once."""
+        """Return the destinations of all routes that take ``event_type``, in order, without repeats."""
         return self._find(event_type)
 
     def shares(self, event_type: str) -> tuple[Share, ...]:
-        """Which aggregates each of these destinations gets: those that any of its routes takes."""
+        """Return the buckets that each destination gets from any of its routes."""
         return self._share(event_type)
 
     def narrow(self, event_type: str, aggregate_id: str) -> Narrowed:
-        """Those that get the events of this aggregate; in shadow where no other route sends it."""
+        """Return the destinations for this aggregate; one is in shadow if no other route sends to it."""
         shares, at = self._share(event_type), bucket(aggregate_id)
         taken = [share for share in shares if at < share.taken]
         return Narrowed(
@@ -89,7 +86,7 @@ class Routes:
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """Every pattern, in the routes' order."""
+        """Return every pattern, in the routes' order."""
         return tuple(dict.fromkeys(pattern for route in self.routes for pattern in route.events))
 
     def _taking(self, event_type: str) -> list[Route]:
@@ -120,7 +117,7 @@ def resolve(
     known: Collection[str],
     unrouted: OnUnrouted = "raise",
 ) -> tuple[str, ...]:
-    """The destinations of one event: those the caller named, else those of the routes."""
+    """Return the destinations of one event: those the caller named, else those of the routes."""
     if explicit is not None:
         return _named(explicit, known)
     found = routes.destinations(event_type)

@@ -1,4 +1,4 @@
-"""The kinds of sinks by the scheme of their URLs: where each is written, and what has to be installed."""
+"""The kinds of sinks by URL scheme: the code that opens each, and the package it needs."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class SinkKind(NamedTuple):
-    """``opens`` is a module and what in it is called with a destination; ``package`` comes with ``extra``."""
+    """``opens`` is the ``module:name`` to call with a destination; ``package`` comes with ``extra``."""
 
     opens: str
     package: str = ""
@@ -24,7 +24,7 @@ SEARCH_ENGINES = {
     "algolia": SinkKind("relaybox.search.algolia.engine:open_engine", "aiohttp", "algolia"),
     "opensearch": SinkKind("relaybox.search.opensearch.engine:OpenSearchEngine", "aiohttp", "opensearch"),
 }
-"""What they open is an engine, around which there is one sink for all of them."""
+"""These open an engine; one sink wraps all of them."""
 
 SINKS = {
     "http": _HTTP,
@@ -40,7 +40,6 @@ SINKS = {
     "console": SinkKind("relaybox.sinks.console:ConsoleSink"),
     "memory": SinkKind("relaybox.sinks.memory:MemorySink"),
 }
-"""Those that are opened with nothing but their destination."""
+"""Sinks that are opened with only their destination."""
 
 SCHEMES = frozenset([*SINKS, *SEARCH_ENGINES, "handler", "debezium"])
-"""All that a destination's ``sink`` may begin with."""

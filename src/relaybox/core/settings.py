@@ -1,4 +1,4 @@
-"""What an outbox is configured with: destinations, routes, and where they are read from."""
+"""The configuration of an outbox: destinations, routes, and the files they are read from."""
 
 # A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
 # ruff: noqa: RUF009
@@ -59,13 +59,12 @@ OnUnrouted: TypeAlias = Literal["raise", "store"]
 Function: TypeAlias = Callable[..., Any]
 
 DEFAULT_DATABASE = "sqlite:///relaybox.db"
-"""The database where none is configured."""
 
 _MEANT = "did you mean %r?"
 
 
 class ConfigWarning(UserWarning):
-    """A setting is allowed but will hardly do what was meant."""
+    """A setting is valid but will hardly do what was meant."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +84,7 @@ class Backoff:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Made of a table such as ``{ base = "60s", cap = "1h", factor = 2, jitter = 0.1 }``."""
+        """Build it from a table such as ``{ base = "60s", cap = "1h", factor = 2, jitter = 0.1 }``."""
         return cls(**known_only(mapping, (item.name for item in fields(cls)), "backoff"))
 
 
@@ -95,7 +94,7 @@ def _backoff(value: Backoff | Mapping[str, Any], setting: str) -> Backoff:
     try:
         return Backoff.from_mapping(value)
     except ConfigError as error:
-        # The table does not know whose it is.
+        # The table does not know which destination it belongs to.
         error.args = (f"{setting.removesuffix('backoff')}{error}",)
         raise
 
@@ -104,18 +103,17 @@ def _backoff(value: Backoff | Mapping[str, Any], setting: str) -> Backoff:
 class Destination:
     """A named place events go: a sink, and the policy of its deliveries.
 
-    Durations are kept as seconds and ``rate_limit`` as events a second. Search indexes are ``ordered``
-    where that is left out, others are not. ``on_failed`` says what becomes of a key whose head failed for
-    good; left out, it is ``block`` where ``ordered``, else ``skip``.
-    ``options`` are those of the sink, which may as well stand in the query of its URL. ``once`` is for
-    functions: they run in one transaction with the inbox's mark of their event.
+    Durations are stored in seconds, ``rate_limit`` in events a second. ``ordered`` defaults to true for
+    search indexes, else to false. ``on_failed`` decides about a key after its head failed for good; it
+    defaults to ``block`` if ``ordered``, else ``skip``. ``options`` belong to the sink and may also be in its
+    URL's query. ``once`` is for functions: they run in one transaction with the inbox's mark of their event.
     """
 
     name: str
     sink: str
     _: KW_ONLY
     once: Setting[bool, bool] = Setting(parse_flag, False)
-    # Where it is left out, __post_init__ decides.
+    # The default of None is resolved in __post_init__.
     ordered: Setting[bool | None, bool] = Setting(optional(parse_flag), None)  # type: ignore[arg-type]
     ordering: Setting[Ordering | Function, Ordering | Function] = Setting(
         choice(Ordering, or_function=True), "aggregate"
@@ -143,12 +141,12 @@ class Destination:
 
     @cached_property
     def handed_over(self) -> bool:
-        """Whether no relay sends to it: Debezium reads its rows in the database's log."""
+        """True if no relay sends to it: Debezium reads its rows from the database's log."""
         return self.scheme == "debezium"
 
     @property
     def scheme(self) -> str:
-        """Return that of the sink's URL, which says what kind of sink it is."""
+        """Return the scheme of the sink's URL, which selects the kind of sink."""
         return self.sink.partition(":")[0].lower()
 
     def __post_init__(self) -> None:
@@ -200,7 +198,7 @@ class Destination:
 
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
-        """Made of a ``[destinations.NAME]`` table."""
+        """Build it from a ``[destinations.NAME]`` table."""
         where = f"destination {shorten(name)}"
         known = (item.name for item in fields(cls) if item.name != "name")
         settings = known_only(mapping, known, where, dict.fromkeys(("url", "endpoint"), _MEANT % "sink"))
@@ -216,8 +214,8 @@ class Destination:
 class Route:
     """Which events go where: ``Route("file.*", to="runner")``; ``*`` stands for any run of characters.
 
-    ``rollout`` is the percentage of aggregates whose events it takes. What a ``shadow`` takes is stored,
-    claimed and settled like any other, but not sent.
+    ``rollout`` is the percentage of aggregates it takes. Events of a ``shadow`` route are stored, claimed and
+    settled like any other, but not sent.
     """
 
     events: Setting[str | Iterable[str], tuple[str, ...]] = Setting(parse_names, ())
@@ -228,13 +226,13 @@ class Route:
 
     @property
     def _where(self) -> str:
-        # The events come first: while they are checked themselves, there is nothing to call the route by.
+        # ``events`` is set first; while it is being checked, the route has no name yet.
         events = ", ".join(map(shorten, self.__dict__.get("events", ())))
         return f"route {events}: " if events else "route: "
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Made of a ``[[routes]]`` table."""
+        """Build it from a ``[[routes]]`` table."""
         fixes = dict.fromkeys(("event", "match", "pattern"), _MEANT % "events")
         return cls(**known_only(mapping, (item.name for item in fields(cls)), "a route", fixes))
 
@@ -261,7 +259,7 @@ def _prefix(value: str, setting: str) -> str:
 
 @dataclass(frozen=True, repr=False)
 class Settings:
-    """Everything an outbox is configured with, whole and consistent."""
+    """The complete, consistent configuration of an outbox."""
 
     database: Setting[str, str] = Setting(normalize_url, DEFAULT_DATABASE)
     destinations: Setting[Iterable[Destination], tuple[Destination, ...]] = Setting(_several(Destination), ())
@@ -306,16 +304,16 @@ class Settings:
             raise ConfigError("canary has no destination; name one with canary_destination = '…'")
         if to is not None and self.canary is None:
             raise wrong("canary_destination", to, "say also how often, as in canary = '60s'")
-        # It need not exist: a handler may be registered later than the settings are read.
+        # It need not exist: a handler may be registered after the settings are read.
         if to in handed_over:
             raise wrong("canary_destination", to, "no relay sees what Debezium sends")
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:
-        """Read from the file that ``find_file`` names, if any.
+        """Read the file that ``find_file`` finds, if any.
 
-        The database is the one given, else RELAYBOX_DATABASE, else the file's, else DATABASE_URL, else
-        an SQLite file; each may be written ``env:NAME`` or ``file:PATH``.
+        The database is the argument, else RELAYBOX_DATABASE, the file's, DATABASE_URL, or an SQLite file.
+        Each may be ``env:NAME`` or ``file:PATH``.
         """
         table = _read(path, env)
         destinations = table.pop("destinations", {})
@@ -332,7 +330,7 @@ class Settings:
 
 
 def needs_postgresql(destination: Destination, seen: str) -> ConfigError:
-    """What is wrong with a debezium destination on another database."""
+    """Return the error for a debezium destination on another database."""
     setting = f"destination {destination.name!r}: sink = {destination.sink!r}"
     return ConfigError(f"{setting} needs PostgreSQL, whose log Debezium reads; the database is {seen}")
 
@@ -345,7 +343,7 @@ def _check_exists(setting: str, name: str, known: Collection[str]) -> None:
 def _check_dead_letter(
     name: str, dead_letter: str, following: Mapping[str, str | None], handed_over: Collection[str]
 ) -> None:
-    """``following`` has the dead letter of every destination."""
+    """Raise if it cannot take what fails; ``following`` maps each destination to its dead letter."""
     setting = f"destination {name!r}: dead_letter"
     if dead_letter == name:
         raise wrong(setting, name, "name another destination, not itself")
@@ -361,13 +359,13 @@ def _check_dead_letter(
 
 
 def database_source(path: Path | None, env: Mapping[str, str], database: str | None = None) -> str | None:
-    """What of all that ``Settings.load`` reads says which database is meant; ``None``: nothing does."""
+    """Return the name of the source that sets the database for ``Settings.load``, or None."""
     setting, _ = _named_database(database, env, _read(path, env).get("database"))
     return setting or None
 
 
 def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> tuple[str, Any]:
-    """Return the setting that decides which database it is, if any does, and its value."""
+    """Return the setting that decides which database is used (empty if none does), and its value."""
     sources = {
         "database": given,
         "RELAYBOX_DATABASE": env.get("RELAYBOX_DATABASE"),
@@ -379,7 +377,7 @@ def _named_database(given: str | None, env: Mapping[str, str], in_file: Any) -> 
 
 
 def find_file(path: Path | None, env: Mapping[str, str]) -> Path | None:
-    """The file given, else RELAYBOX_CONFIG's, else ``relaybox.toml`` or ``pyproject.toml`` here, if any."""
+    """Return the file given, else RELAYBOX_CONFIG's, else a local ``relaybox.toml`` or ``pyproject.toml``."""
     if named := path or env.get("RELAYBOX_CONFIG"):
         return Path(named)
     own, shared = Path("relaybox.toml"), Path("pyproject.toml")
@@ -394,7 +392,7 @@ def _tools(path: Path) -> dict[str, Any]:
 
 
 def read_routes(path: Path) -> tuple[Route, ...]:
-    """The routes that a file has; raises ``ConfigError``."""
+    """Read a file's routes; raise ``ConfigError``."""
     return _routes(_table(path).get("routes", []))
 
 
@@ -409,7 +407,6 @@ def _read(path: Path | None, env: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _table(path: Path) -> dict[str, Any]:
-    """Our settings in a file, with ``destinations`` and ``routes`` among them."""
     tables = {"destinations", "routes", "web"}
     known = {item.name for item in fields(Settings)}
     if path.name == "pyproject.toml":

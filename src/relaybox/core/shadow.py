@@ -1,6 +1,6 @@
 """The mark of a delivery in shadow: it is stored, claimed and settled like any other, but not sent.
 
-It is a header of the row. Retries, moves and copies of the row keep it; a replay is sent, and loses it.
+It is a header of the row. Retries, moves and copies keep it; a replay loses it and is sent.
 """
 
 from __future__ import annotations
@@ -9,16 +9,16 @@ import msgspec
 
 HEADER = "relaybox-shadow"
 MARK = f'"{HEADER}"'
-"""What headers hold that may have the mark; all others need not be read."""
+"""Headers without this text cannot have the mark and need no parsing."""
 
 
 def mark(headers: str) -> str:
-    """The headers of a row, with the mark."""
+    """Return a row's headers with the mark added."""
     return f"{{{MARK}:true}}" if headers == "{}" else f"{headers[:-1]},{MARK}:true}}"
 
 
 def is_shadow(headers: str) -> bool:
-    """Whether a row's headers have the mark."""
+    """True if a row's headers have the mark."""
     if MARK not in headers:
         return False
     try:

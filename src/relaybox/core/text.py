@@ -1,4 +1,4 @@
-"""Texts: what any database keeps in a column as it is, and how people read times, durations and counts."""
+"""Check text before it is stored, and format times, durations and counts for people."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def text_field(field: str, value: Any, longest: int) -> str:
-    """The text, if it is one that fits; raises ``InvalidField``."""
+    """Return the text if it is valid and fits; raise ``InvalidField``."""
     if not isinstance(value, str):
         raise InvalidField(field, value, "it must be text")
-    # Not all drivers know subclasses, and one may lie about itself.
+    # Not all drivers accept subclasses, and a subclass may override ``__str__``.
     text: str = value if type(value) is str else str.__str__(value)
     if not text:
         raise InvalidField(field, text, "it must not be empty")
@@ -29,7 +29,7 @@ def text_field(field: str, value: Any, longest: int) -> str:
 
 
 def id_field(field: str, value: Any) -> str:
-    """An id as text, of text, an integer or a UUID; raises ``InvalidField``."""
+    """Return an id (text, integer or UUID) as text; raise ``InvalidField``."""
     if isinstance(value, str):
         return text_field(field, value, 255)
     if isinstance(value, UUID):
@@ -37,7 +37,7 @@ def id_field(field: str, value: Any) -> str:
     if not isinstance(value, int) or isinstance(value, bool):
         raise InvalidField(field, value, "give text, an integer or a UUID")
     value = int.__int__(value)
-    # Beyond some thousand digits Python refuses to print an integer at all.
+    # Python refuses to print an integer of several thousand digits.
     if value.bit_length() > 800:
         seen = f"an integer of {value.bit_length()} bits"
         raise InvalidField(field, seen, "it may have at most 240 digits")

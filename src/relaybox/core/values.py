@@ -1,8 +1,4 @@
-"""One setting: how a value is written, checked and kept.
-
-Every value is checked where it enters, so that a mistake is an error at the start that names the setting,
-the value seen and the fix, and never a surprise at the first delivery. Secrets appear in no message.
-"""
+"""One setting: how a value is written, checked when it enters, and kept. Secrets appear in no message."""
 
 from __future__ import annotations
 
@@ -26,13 +22,13 @@ Duration: TypeAlias = str | int | float | timedelta
 Given = TypeVar("Given")
 Kept = TypeVar("Kept")
 Parse: TypeAlias = Callable[[Any, str], Kept]
-"""Makes the value that is kept of the one given; the text is the setting's name, for messages."""
+"""Converts a given value to the stored one; the text is the setting's name, for messages."""
 
 LONGEST_DURATION = 36_500 * 86_400.0
-"""Seconds; every database can add them to its clock, and take them from it."""
+"""Seconds; every database can add them to its clock, and subtract them."""
 
 MOST = 2**31 - 1
-"""Of whatever is counted: what every database keeps in a column."""
+"""The greatest count that every database can store in a column."""
 
 _DATABASES = ("postgresql", "postgres", "mysql", "mariadb", "sqlite")
 _ALIASES = {"postgres": "postgresql", "mariadb": "mysql"}
@@ -44,10 +40,7 @@ _SIZE = re.compile(r"([0-9]+)(B|KiB|MiB)")
 
 
 class Setting(Generic[Given, Kept]):
-    """A field of a dataclass that takes a ``Given`` and keeps what ``parse`` makes of it, a ``Kept``.
-
-    The dataclass says in ``_where`` what its settings belong to.
-    """
+    """A dataclass field that stores what ``parse`` returns. ``_where`` of the dataclass prefixes messages."""
 
     def __init__(self, parse: Parse[Kept], default: Given) -> None:
         self._parse = parse
@@ -70,13 +63,13 @@ class Setting(Generic[Given, Kept]):
         except ConfigError:
             raise
         except Exception as error:
-            # An object of the caller's, which may fail at anything; not shown, because it may be a secret.
+            # The caller's object may fail at anything. Do not show it: it may be a secret.
             seen = f"of type {type(value).__name__}, which fails with {type(error).__name__}"
             raise ConfigError(f"{setting} is {seen}; write a plain value") from error
 
 
 class Table(Mapping[str, Any]):
-    """Names and values that stay as they are; its text shows the names alone, for a value may be secret."""
+    """An immutable mapping. Its repr shows only the names, because a value may be secret."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self._values = dict(values)
@@ -98,9 +91,9 @@ class Table(Mapping[str, Any]):
 
 
 class Secret:
-    """A secret: a value, ``env:NAME`` or ``file:PATH``, read only when it is used and never shown.
+    """A value, ``env:NAME`` or ``file:PATH``, read only when used and never shown.
 
-    It is no dataclass, so that ``dataclasses.asdict`` of what holds it does not open it.
+    Not a dataclass: ``dataclasses.asdict`` of its owner would reveal it.
     """
 
     __slots__ = ("_source",)
@@ -109,7 +102,7 @@ class Secret:
         self._source = source
 
     def reveal(self, env: Mapping[str, str] | None = None) -> str:
-        """The secret itself; raises ``ConfigError`` where the variable or file is missing or empty."""
+        """Return the secret; raise ``ConfigError`` if the variable or file is missing or empty."""
         kind, _, name = self._source.partition(":")
         if kind == "env":
             value, fix = (os.environ if env is None else env).get(name, ""), f"set the variable {name}"
@@ -152,7 +145,7 @@ def wrong(setting: str, value: object, fix: str) -> ConfigError:
 def known_only(
     mapping: object, known: Iterable[str], where: str, fixes: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
-    """Copy a mapping that names only known settings. ``fixes`` has advice for names of another spelling."""
+    """Copy a mapping, and raise if a name is unknown. ``fixes`` has advice for common wrong names."""
     if not isinstance(mapping, Mapping):
         raise ConfigError(f"{where} is a {type(mapping).__name__}; write a table of settings")
     names = set(known)
@@ -167,7 +160,7 @@ def known_only(
 
 
 def mask_url(url: str) -> str:
-    """The URL without its user, password and query, for messages."""
+    """Return the URL without user, password and query, for messages."""
     without_user = re.sub(r"(?<=//).*@", "***@", url, flags=re.DOTALL)
     return re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
 
@@ -191,7 +184,7 @@ def _no_database(url: object, setting: str) -> ConfigError:
         return ConfigError(f"{setting} is of type {type(url).__name__}: {fix}")
     if re.match(r"\w+(\+\w+)?://", url):
         return ConfigError(f"{setting} = {mask_url(url)!r}: {fix}")
-    # Without a scheme there is no telling which part is a password, but a file's name has none.
+    # Without a scheme any part may be a password; a plain file name has none.
     file = re.fullmatch(r"[\w./\\ -]+\.(db3?|sqlite3?)", url)
     return ConfigError(f"{setting} is not a URL: {fix}" + (f"; for a file: sqlite:///{url}" if file else ""))
 
@@ -205,13 +198,13 @@ def _file_fix(url: str, place: str) -> str | None:
 def _server_fix(place: str) -> str | None:
     before, _, query = place.partition("?")
     user, _, rest = before.rpartition("@")
-    # Drivers repeat what they cannot read, and here that would be a password.
+    # Drivers repeat what they cannot parse, which would show a password.
     if re.search(r"\s|%(?![0-9A-Fa-f]{2})", user):
         return "its user or password holds a space or a lone %; write %20 for a space and %25 for a %"
-    # Of a password with a question mark, a part would be taken for the port, and shown.
+    # If the password has a question mark, part of it would be read as the port, and shown.
     if "@" in query:
         return None
-    # PostgreSQL takes several hosts, each with its port.
+    # PostgreSQL accepts several hosts, each with its own port.
     for host in rest.partition("/")[0].split(","):
         port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
         if port and not re.fullmatch(r"[0-9]+", port[1]):
@@ -220,7 +213,7 @@ def _server_fix(place: str) -> str | None:
 
 
 def without_password(text: str, url: str) -> str:
-    """A message of a driver's, without the password: libpq repeats whatever part of a URL it cannot read."""
+    """Remove passwords from a driver's message: libpq repeats the parts of a URL that it cannot parse."""
     text = text.replace(url, mask_url(url))
     for secret in sorted(_passwords(url), key=len, reverse=True):
         text = text.replace(secret, "***")
@@ -228,17 +221,17 @@ def without_password(text: str, url: str) -> str:
 
 
 def _passwords(url: str) -> set[str]:
-    """The URL's passwords, as written and decoded, and the pieces that another reader would see in them."""
+    """Return the URL's passwords as written and decoded, and the parts that another parser may see."""
     rest = url.partition("//")[2]
     password = rest.rpartition("@")[0].partition(":")[2]
     given = [password, *re.split(r"[/?#@:\s]", password), *re.findall(r"password=([^&#]*)", rest)]
     decoded = [unquote(one) for one in given] + [unquote_plus(one) for one in given]
-    # Less than three characters are nobody's secret, and hide words of the message.
+    # One or two characters are not a secret, and masking them would garble the message.
     return {one for one in (*given, *decoded) if len(one) > 2}
 
 
 def parse_duration(value: Duration, setting: str) -> float:
-    """Return seconds, of ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``, a number of seconds or a timedelta."""
+    """Return seconds from ``50ms``, ``2s``, ``5m``, ``1h``, ``7d``, a number of seconds or a timedelta."""
     seconds = value.total_seconds() if isinstance(value, timedelta) else _number(value)
     if isinstance(value, str) and (match := _DURATION.fullmatch(value.strip())):
         seconds = float(match[1]) * _SECONDS[match[2]]
@@ -265,7 +258,7 @@ def parse_moment(text: str, setting: str, direction: int) -> datetime:
 
 
 def show_duration(seconds: float) -> str:
-    """As it is written in a file: ``7d``."""
+    """Return seconds as they are written in a file: ``7d``."""
     for unit, size in sorted(_SECONDS.items(), key=lambda one: -one[1]):
         if size >= 1 and seconds >= size and seconds % size == 0:
             return f"{seconds / size:.0f}{unit}"
@@ -273,7 +266,7 @@ def show_duration(seconds: float) -> str:
 
 
 def duration_from(least: float) -> Parse[float]:
-    """A duration that is no shorter than ``least`` seconds."""
+    """Return a parser of durations of at least ``least`` seconds."""
 
     def parse(value: Duration, setting: str) -> float:
         seconds = parse_duration(value, setting)
@@ -285,7 +278,7 @@ def duration_from(least: float) -> Parse[float]:
 
 
 def parse_rate(value: str | float, setting: str) -> float:
-    """Events a second, of ``100/s``, ``600/m``, ``10/h`` or a number."""
+    """Return events a second from ``100/s``, ``600/m``, ``10/h`` or a number."""
     rate = _number(value)
     if isinstance(value, str) and (match := _RATE.fullmatch(value.strip())):
         rate = float(match[1]) / _SECONDS[match[2]]
@@ -295,7 +288,7 @@ def parse_rate(value: str | float, setting: str) -> float:
 
 
 def parse_size(value: str | int, setting: str) -> int:
-    """Bytes, of ``1MiB``, ``512KiB``, ``100B`` or a whole number."""
+    """Return bytes from ``1MiB``, ``512KiB``, ``100B`` or a whole number."""
     if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
         value = int(match[1]) * _BYTES[match[2]]
     if isinstance(value, str | bool) or not isinstance(value, int) or value < 1:
@@ -304,7 +297,7 @@ def parse_size(value: str | int, setting: str) -> int:
 
 
 def _number(value: object) -> float:
-    """``value`` if it is a number, else NaN, which is in no range. A bool is a slip, not a number."""
+    """Return the value if it is a number, else NaN, which is in no range. A bool is not a number here."""
     try:
         return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else math.nan
     except OverflowError:
@@ -312,14 +305,14 @@ def _number(value: object) -> float:
 
 
 def parse_factor(value: float, setting: str) -> float:
-    """A finite number, 1 or more."""
+    """Return a finite number, 1 or more."""
     if not 1 <= _number(value) < math.inf:
         raise wrong(setting, value, "write a number, 1 or more")
     return float(value)
 
 
 def parse_count(value: int, setting: str) -> int:
-    """A whole number, 1 or more."""
+    """Return a whole number, 1 or more."""
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise wrong(setting, value, "write a whole number, 1 or more")
     if value > MOST:
@@ -328,7 +321,7 @@ def parse_count(value: int, setting: str) -> int:
 
 
 def parse_percent(value: float, setting: str) -> float:
-    """A percentage, 0 to 100, of no more than two decimal places."""
+    """Return a percentage from 0 to 100 with at most two decimal places."""
     percent = _number(value)
     if not 0 <= percent <= 100 or abs(percent * 100 - round(percent * 100)) > 1e-6:
         raise wrong(setting, value, "write a percentage, 0 to 100, such as 10, 2.5 or 0.25")
@@ -336,14 +329,14 @@ def parse_percent(value: float, setting: str) -> float:
 
 
 def parse_flag(value: bool, setting: str) -> bool:
-    """True or False; a text such as "no" would count as true and is refused."""
+    """Return True or False. Text such as "no" would count as true, so it is refused."""
     if not isinstance(value, bool):
         raise wrong(setting, value, "write true or false")
     return value
 
 
 def choice(literal: Any, *, or_function: bool = False) -> Parse[Any]:
-    """One of a Literal's values, or a function where that is allowed."""
+    """Return a parser that takes a Literal's values, and functions if allowed."""
     allowed = get_args(literal)
     fix = f"choose {', '.join(map(repr, allowed))}{' or a function' if or_function else ''}"
 
@@ -356,12 +349,12 @@ def choice(literal: Any, *, or_function: bool = False) -> Parse[Any]:
 
 
 def optional(parse: Parse[Kept]) -> Parse[Kept | None]:
-    """None, or what ``parse`` takes."""
+    """Return a parser that also takes None."""
     return lambda value, setting: None if value is None else parse(value, setting)
 
 
 def parse_jitter(value: float | Literal["full"], setting: str) -> float | Literal["full"]:
-    """A part of the delay between 0 and 1, or ``full``."""
+    """Return a fraction of the delay from 0 to 1, or ``full``."""
     if value == "full":
         return "full"
     if not 0 <= _number(value) <= 1:
@@ -370,19 +363,19 @@ def parse_jitter(value: float | Literal["full"], setting: str) -> float | Litera
 
 
 def parse_secret(value: str | Secret, setting: str) -> Secret:
-    """A Secret, of a value, ``env:NAME`` or ``file:PATH``."""
+    """Return a ``Secret`` made from a value, ``env:NAME`` or ``file:PATH``."""
     if isinstance(value, Secret):
         return value
     if isinstance(value, str) and value not in ("", "env:", "file:"):
         return Secret(value)
     seen = "empty" if isinstance(value, str) else f"of type {type(value).__name__}"
-    # A database's URL is kept like a secret, but whoever gives an engine must hear that a URL is meant.
+    # A caller who passes an engine as the database needs to read that a URL is expected.
     what = "a URL such as postgresql://user@host/db" if setting.startswith("database") else "a value"
     raise ConfigError(f"{setting} is {seen}; write {what}, env:NAME or file:PATH")
 
 
 def reveal_database(value: Any, env: Mapping[str, str], setting: str = "database") -> str:
-    """The database's URL, of itself, ``env:NAME`` or ``file:PATH``."""
+    """Return the database's URL, read from ``env:NAME`` or ``file:PATH`` if given so."""
     secret = parse_secret(value, setting)
     try:
         return secret.reveal(env)
@@ -391,7 +384,7 @@ def reveal_database(value: Any, env: Mapping[str, str], setting: str = "database
 
 
 def parse_name(value: str, setting: str) -> str:
-    """A name of 1 to 100 characters that any database keeps and any log prints."""
+    """Return a name of 1 to 100 characters that any database stores and any log prints."""
     if not isinstance(value, str) or not 1 <= len(value) <= 100:
         raise wrong(setting, value, "write a name of 1 to 100 characters")
     if any(unicodedata.category(character) in ("Cc", "Cs") for character in value):
@@ -400,7 +393,7 @@ def parse_name(value: str, setting: str) -> str:
 
 
 def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
-    """One name or several, none of them empty."""
+    """Return one name or several as a tuple; none may be empty."""
     if value == ():
         raise ConfigError(f"{setting} is missing; write a name or a list of names")
     names = (value,) if isinstance(value, str) else tuple(value) if isinstance(value, Iterable) else ()
@@ -410,14 +403,14 @@ def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
 
 
 def parse_table(value: Mapping[str, Any], setting: str) -> Mapping[str, Any]:
-    """A table of names and values."""
+    """Return a table of names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):
         raise wrong(setting, value, "write a table such as { name = 'value' }")
     return Table(value)
 
 
 def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:
-    """Networks such as ``10.0.0.0/8``."""
+    """Return networks such as ``10.0.0.0/8``."""
     if not isinstance(value, Iterable):
         raise wrong(setting, value, "write a list of networks such as ['10.0.0.0/8']")
     entries = (value,) if isinstance(value, str) else tuple(value)
@@ -430,14 +423,14 @@ def parse_networks(value: Iterable[str], setting: str) -> tuple[str, ...]:
 
 
 def identifier(name: str, setting: str) -> str:
-    """``name``, if it may stand in SQL as a schema or as the start of a table's name."""
+    """Return ``name`` if it can be used in SQL as a schema or as a table's prefix."""
     if isinstance(name, str) and re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]{0,39}", name):
         return name
     raise wrong(setting, name, "use up to 40 letters, digits and underscores, no digit first")
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """What is in a TOML file."""
+    """Read a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The one door for operators: every question and every action that the command, the web and Django offer."""
+"""The operators' service: every question and action that the CLI, the dashboard and Django offer."""
 
 from __future__ import annotations
 
@@ -49,30 +49,30 @@ __all__ = [
 ]  # fmt: skip
 
 WINDOWS = 12
-"""How many windows of rows one page of a search looks through before it answers with what it has."""
+"""Windows of rows that one page of a search reads before it returns what it has."""
 
 MOST = 10_000
-"""Rows of one page, at most."""
+"""The most rows of one page."""
 
 IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
 
 
 @dataclass(frozen=True, slots=True)
 class DestinationStats:
-    """One destination: its rows, and whether anything holds it up."""
+    """One destination: its rows, and whether it is held up."""
 
     name: str
     configured: bool
     counts: Counts
     place: Place | None
     handed_over: bool = False
-    """Whether Debezium sends, and no relay."""
+    """True if Debezium sends, not a relay."""
     timeout: float | None = None
-    """The seconds that its function has, where it is one."""
+    """The function's timeout in seconds, if the destination is a function."""
 
     @property
     def overdue(self) -> bool:
-        """Whether something has been with its function for longer than that has."""
+        """True if a delivery has been with its function for longer than the timeout."""
         seconds = self.counts.sending_seconds
         return self.timeout is not None and seconds is not None and seconds > self.timeout
 
@@ -95,7 +95,7 @@ class DestinationStats:
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """Where everything is."""
+    """The counts of all deliveries, and the relays."""
 
     total: Counts
     destinations: tuple[DestinationStats, ...]
@@ -104,7 +104,7 @@ class Stats:
 
 @dataclass(frozen=True, slots=True)
 class Detail:
-    """One delivery with what it carries and what went wrong with it."""
+    """One delivery with its content and its failed attempts."""
 
     entry: Entry
     content: Content | None
@@ -113,7 +113,7 @@ class Detail:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterRow:
-    """A delivery that another destination gave up: which, and why, as its headers say."""
+    """A delivery that another destination gave up; its headers say which, and why."""
 
     entry: Entry
     origin: str | None
@@ -122,7 +122,7 @@ class DeadLetterRow:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetters:
-    """Dead letters, newest first, and where the list goes on; ``None``: it is at its end."""
+    """Dead letters, newest first, and the cursor of the next page; ``None`` at the end."""
 
     rows: tuple[DeadLetterRow, ...]
     cursor: UUID | None
@@ -130,34 +130,34 @@ class DeadLetters:
 
 @dataclass(frozen=True, slots=True)
 class Audits:
-    """What operators did, newest first, and where the list goes on."""
+    """What operators did, newest first, and the cursor of the next page."""
 
     rows: tuple[AuditRow, ...]
     cursor: int | None
 
 
 class Admin(AdminActions):
-    """Questions and actions of one operator, on a ledger and with the destinations that are configured."""
+    """The questions and actions of one operator, on a ledger and the configured destinations."""
 
     def acting_as(self, actor: str) -> Admin:
-        """The same for another operator, on the same connections."""
+        """Return the service for another operator, on the same connections."""
         return Admin(self._ledger, self._destinations.values(), actor)
 
     @property
     def journal(self) -> SqlJournal:
-        """What is on record besides the rows, for whoever runs operations."""
+        """Return the records besides the rows, for code that runs operations."""
         return self._ledger
 
     async def destinations(self) -> Mapping[str, Destination]:
-        """The destinations as they are configured, by name."""
+        """Return the configured destinations by name."""
         return self._destinations
 
     async def names(self) -> tuple[str, ...]:
-        """Every destination that is configured, or has rows."""
+        """Return every destination that is configured or has rows."""
         return tuple(sorted(self._destinations.keys() | await self._ledger.names()))
 
     async def stats(self) -> Stats:
-        """How many rows are where; counts stop at ``ledger.CAP``, so that it never reads the whole table."""
+        """Count rows by destination and state, up to ``ledger.CAP``, so it never reads the whole table."""
         names, timeouts = await self.names(), self._timeouts()
         counts, places = await self._ledger.counts(names), await self._ledger.places()
         destinations = tuple(
@@ -181,7 +181,7 @@ class Admin(AdminActions):
         cursor: UUID | None = None,
         windows: int = WINDOWS,
     ) -> Page:
-        """Deliveries, newest first. A page with a cursor may be short: there was more to look through."""
+        """Return deliveries, newest first. A page with a cursor may be short: there is more to search."""
         filter = await self._check_filter(filter)
         found: list[Entry] = []
         for _ in range(windows):
@@ -193,23 +193,23 @@ class Admin(AdminActions):
         return Page(tuple(found), cursor)
 
     async def destination(self, name: str) -> Destination | None:
-        """A destination as it is configured; None: it only has rows. Raises where there is no such."""
+        """Return a destination's configuration, or None if it only has rows. Raise if it is unknown."""
         await self._check_known(name)
         return self._destinations.get(name)
 
     async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
-        """What deliveries carry."""
+        """Return the contents of deliveries."""
         return await self._ledger.contents(ids)
 
     async def inbox(self, consumer: str) -> AsyncIterator[Sequence[Mark]]:
-        """What a consumer has processed, a batch at a time."""
+        """Yield what a consumer has processed, in batches."""
         after = ""
         while marks := await self._ledger.marks(consumer, after):
             yield marks
             after = marks[-1].message_id
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
-        """The delivery of that id, or every delivery of the event of that id; none where there is no such."""
+        """Return the delivery with that id, or every delivery of the event with that id."""
         details = [
             Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
             for entry in await self._ledger.find(id_)
@@ -217,7 +217,7 @@ class Admin(AdminActions):
         return tuple(details)
 
     async def why(self, id_: UUID) -> tuple[Reason, ...]:
-        """Why each delivery of that id is where it is; none where there is no such."""
+        """Explain the state of each delivery with that id."""
         entries = await self._ledger.find(id_)
         places, relays = await self._ledger.places(), await self._ledger.relays()
         shadowed = await self.shadowed(entries)
@@ -235,18 +235,18 @@ class Admin(AdminActions):
         return tuple(reasons)
 
     async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
-        """The ids of those that were delivered in shadow: nothing was sent."""
+        """Return the ids of those that were delivered in shadow: nothing was sent."""
         return await self._ledger.shadowed([one.id for one in entries if one.status == "delivered"])
 
     async def series(self, hours: float, destination: str | None = None) -> Series:
-        """What happened in the last hours, in at most 180 points; emitted rows are known of the whole."""
+        """Return the last hours in at most 180 points. Emitted rows are not known per destination."""
         if destination is not None:
             await self._check_known(destination)
         step = step_of(hours)
         return make_series(await self._ledger.history(hours * 3600, step, destination), hours, step)
 
     async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
-        """Failed deliveries by what went wrong, of the newest 10,000."""
+        """Group the newest 10,000 failed deliveries by error."""
         _check_limit(limit)
         if destination is not None:
             await self._check_known(destination)
@@ -256,7 +256,7 @@ class Admin(AdminActions):
         return group_failures(rows, limit)
 
     async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> DeadLetters:
-        """What was given up and copied to a dead-letter destination, newest first; not what was discarded."""
+        """Return copies in dead-letter destinations, newest first, without discarded ones."""
         _check_limit(limit)
         names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
         pages = [
@@ -269,29 +269,29 @@ class Admin(AdminActions):
         return DeadLetters(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
 
     async def audits(self, limit: int = 50, cursor: int | None = None) -> Audits:
-        """What operators did, newest first."""
+        """Return what operators did, newest first."""
         _check_limit(limit)
         rows = await self._ledger.audits(limit, cursor)
         return Audits(rows, rows[-1].id if len(rows) == limit else None)
 
     async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
-        """Bulk actions that run, or ran, in the background, newest first."""
+        """Return bulk actions in the background, running and ended, newest first."""
         _check_limit(limit)
         return await self._ledger.operations(limit)
 
     async def operation(self, id_: UUID) -> Operation | None:
-        """One of them."""
+        """Return one background operation."""
         return await self._ledger.operation(id_)
 
     async def cancel(self, id_: UUID) -> bool:
-        """Let an operation end after the batch it is at; whether it was running."""
+        """End an operation after its current batch. Return True if it was running."""
         cancelled = await self._ledger.cancel(id_)
         if cancelled:
             await self.note("cancel", {"operation": id_})
         return cancelled
 
     async def health(self, stalled_after: float = 60.0) -> Health:
-        """Whether deliveries flow; a database that does not answer is a problem too, and raises nothing."""
+        """Check that deliveries flow. A database that does not answer is reported, not raised."""
         try:
             relayed = {
                 name: patience(one.rate_limit, stalled_after)
@@ -305,11 +305,10 @@ class Admin(AdminActions):
         return judge(flows, places, relays, relayed)
 
     def _timeouts(self) -> Mapping[str, float]:
-        """The seconds that each function has; only a thread can be over its time and go on."""
+        """Return the timeout of each function: only a thread can keep running after its timeout."""
         return {name: one.timeout for name, one in self._destinations.items() if one.scheme == "handler"}
 
     async def _head(self, entry: Entry) -> Entry | None:
-        """The first open row of a delivery's key, where that matters."""
         if entry.ordering_key is None or entry.status != "pending":
             return None
         lane = self._lanes.get(entry.destination, Lane())
@@ -324,7 +323,7 @@ def _check_limit(limit: int) -> None:
 
 
 def _merged(pages: Sequence[Page], limit: int) -> Page:
-    """The newest of several searches. Behind the cursor of one of them nothing is known of its rows."""
+    """Merge searches, newest first, up to the first cursor: rows past it are unknown."""
     known = max((page.cursor for page in pages if page.cursor is not None), default=None)
     found = {e.id: e for page in pages for e in page.entries if known is None or e.id >= known}
     newest = sorted(found.values(), key=lambda entry: entry.id, reverse=True)

@@ -1,8 +1,7 @@
-"""The actions of ``Admin``, its base class: on what ids name, or in batches on all that a filter finds.
+"""The actions of ``Admin``, as its base class: on given ids, or in batches on all that a filter finds.
 
-A batch is a transaction of its own with its own audit row. Whatever ends an action half-way (its process
-died, somebody stopped it) leaves whole batches, and to do it again does the rest; a replay
-begins with the first again, because what it has replayed stays as it was.
+Each batch is a transaction with its own audit row. An action that ends half-way leaves whole batches, and
+running it again does the rest. A replay starts from the beginning, because replayed rows do not change.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ Change: TypeAlias = Callable[[Sequence[Entry], Audit], Awaitable[Collection[UUID
 Action = Literal["retry", "replay", "discard", "move"]
 
 NAMED = 100
-"""How many ids an audit row names; it counts all of them."""
+"""Ids that an audit row lists; it counts all of them."""
 
 CANARY = "canary"
 """The aggregate id of test events that no operator asked for."""
@@ -49,15 +48,12 @@ STATUSES: Mapping[str, tuple[Choice, ...]] = {
     "replay": ("delivered", "completed", "failed", "discarded"),
     "discard": ("failed", "pending", "due", "scheduled", "parked"),
 }
-"""What a filter of each action may ask for; the first is meant where it does not say."""
+"""The statuses that each action's filter may have; the first is the default."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """The deliveries of these ids, an event's being that of all of its; or only those for a destination.
-
-    ``exact``: only the deliveries whose own ids these are, though an event may have the same.
-    """
+    """Deliveries by their id or their event's, of one ``destination`` if given. ``exact``: no events' ids."""
 
     ids: Sequence[UUID]
     destination: str | None = None
@@ -69,12 +65,10 @@ What: TypeAlias = Filter | Named | Sequence[UUID]
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """What an action did, or with ``dry_run`` would have done.
+    """What an action did, or would do with ``dry_run``.
 
-    ``skipped`` rows were named but are not in a state for it (leased, or final). ``stopped``: it was asked to
-    stop before it was through. The rest is about ids:
-    ``unknown`` ones are nowhere, for ``idle`` ones every row was skipped, and ``shared`` ones name several
-    rows; ``destinations`` are those of the rows affected.
+    ``skipped`` rows were in the wrong state (leased, or final). ``unknown`` ids do not exist, ``idle`` ids
+    had all rows skipped, ``shared`` ids have several rows. ``destinations`` are those of the affected rows.
     """
 
     affected: int = 0
@@ -87,14 +81,11 @@ class Done:
 
 
 def no_progress(count: int) -> None:
-    """For callers that do not want to know how far it is."""
+    """Ignore progress."""
 
 
 class Options(TypedDict, total=False):
-    """How an action is done.
-
-    ``rate`` (rows a second) and ``stop``, which is asked before each part, are about what a filter finds.
-    """
+    """How to run an action. Named ids ignore ``rate`` (rows a second) and ``stop`` (asked before a batch)."""
 
     dry_run: bool
     progress: Progress
@@ -104,8 +95,6 @@ class Options(TypedDict, total=False):
 
 @dataclass(frozen=True, slots=True)
 class _Way:
-    """How an action is done, and what its audit says besides."""
-
     dry_run: bool
     progress: Progress
     pace: Pace
@@ -141,9 +130,9 @@ class AdminActions:
         self._actor = actor
 
     async def retry(self, what: What, **options: Unpack[Options]) -> Done:
-        """Start failed deliveries anew, with all their attempts, at their old place in the order.
+        """Restart failed deliveries with all their attempts, at their old place in the order.
 
-        A filter is about failed ones. An id may also name one that backs off: it becomes due now.
+        An id may also name one that backs off: it becomes due now.
         """
         return await self._act(
             "retry",
@@ -154,10 +143,7 @@ class AdminActions:
         )
 
     async def discard(self, what: What, **options: Unpack[Options]) -> Done:
-        """Give up failed and pending deliveries; the next one of each key becomes due.
-
-        A filter is about failed ones unless its status says otherwise.
-        """
+        """Give up failed and pending deliveries, by default failed; the next one of each key becomes due."""
         return await self._act(
             "discard",
             what,
@@ -169,7 +155,7 @@ class AdminActions:
     async def replay(self, what: What, *, to: str | None = None, **options: Unpack[Options]) -> Done:
         """Send final deliveries again, each as a new row of the same event, with a header that says so.
 
-        A filter is about delivered ones unless its status says otherwise.
+        A filter finds delivered ones unless its status says otherwise.
         """
         self._check_target("replay", to)
         return await self._act(
@@ -181,9 +167,9 @@ class AdminActions:
         )
 
     async def move(self, from_: str, to: str, **options: Unpack[Options]) -> Done:
-        """Give pending and failed deliveries of a destination to another; failed ones stay failed there.
+        """Give pending and failed deliveries to another destination, where failed ones stay failed.
 
-        What is being sent stays where it is, and is counted as skipped.
+        Deliveries that are being sent stay, and count as skipped.
         """
         await self._check_known(from_)
         self._check_target("move", to, from_)
@@ -200,13 +186,13 @@ class AdminActions:
                 passed_over = entries[0].seen_at
             return moved
 
-        # The failed ones first: where they block their keys, nothing of those keys must get ahead of them.
+        # Move failed ones first: if they block their keys, no later row of a key may get ahead of them.
         statuses: tuple[Choice, ...] = ("failed", "pending")
         for status in statuses:
             filter = Filter(status=status, destination=from_)
             audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
             done = await self._go_through(filter, change, audit, way, done)
-            # Ids need not be in the order of a key: what others went ahead of is behind the walk.
+            # Ids need not follow a key's order: rows that others overtook are behind the walk, so walk again.
             while passed_over is not None and not way.pace.stopped:
                 filter, passed_over = replace(filter, until=filter.until or passed_over), None
                 done = await self._go_through(filter, change, audit, way, done)
@@ -214,10 +200,7 @@ class AdminActions:
         return replace(done, skipped=max(done.skipped, sending))
 
     async def count(self, action: Action, filter: Filter, *, to: str | None = None) -> Counted:
-        """How many rows the action would be about, no more than ``ledger.CAP``; raises as the action would.
-
-        A move is about the pending and failed rows of the filter's destination.
-        """
+        """Count the rows that the action would affect, up to ``ledger.CAP``; raise as the action would."""
         if action == "move":
             from_ = filter.destination or ""
             await self._check_known(from_)
@@ -229,24 +212,21 @@ class AdminActions:
         return await self._ledger.count(await self._checked(action, filter))
 
     async def pause(self, destination: str, reason: str, until: datetime | None = None) -> None:
-        """Keep every relay from sending there, until that moment or until somebody resumes it."""
+        """Stop all sends to a destination, until that moment or until it is resumed."""
         await self._check_known(destination)
         self._check_relayed(destination, "pause the connector instead")
         details = {"destination": destination, "reason": reason, "until": until}
         await self._ledger.pause(destination, reason, until, Audit(self._actor, "pause", details))
 
     async def resume(self, destination: str) -> bool:
-        """End a pause and close an open circuit, so that the next claim goes through; whether one was."""
+        """End a pause and close an open circuit, so the next claim gets through. True if there was one."""
         await self._check_known(destination)
         return await self._ledger.resume(
             destination, Audit(self._actor, "resume", {"destination": destination})
         )
 
     async def test(self, destination: str, *, audited: bool = True) -> UUID:
-        """Send an event of the type ``relaybox.test`` there, with no order; its id.
-
-        What no operator asks for, a relay's canary, is not ``audited``, and of an aggregate of its own.
-        """
+        """Emit a test event, without order, and return its id. A relay's canary is not ``audited``."""
         _check_named(destination, self._destinations)
         self._check_relayed(destination, "emit an event instead")
         id_ = uuid7()
@@ -265,13 +245,13 @@ class AdminActions:
         return id_
 
     async def note(self, action: str, details: Mapping[str, Any]) -> None:
-        """Put on record what changes no row, such as a login."""
+        """Audit an action that changes no row, such as a login."""
         await self._ledger.note(Audit(self._actor, action, details))
 
     async def _act(
         self, action: str, what: What, ready: Callable[[Entry], bool], change: Change, way: _Way
     ) -> Done:
-        """Do it to what is ready for it: to what a filter finds batch by batch, to what ids name at once."""
+        """Apply an action to rows that are ready for it: a filter's in batches, named ones at once."""
 
         async def act(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
             chosen = [entry for entry in entries if ready(entry)]
@@ -289,11 +269,10 @@ class AdminActions:
         return await self._go_through(filter, act, audit, way, Done())
 
     async def _go_through(self, filter: Filter, act: Change, audit: Audit, way: _Way, done: Done) -> Done:
-        """Do it to all that the filter finds, at the pace that is given, on top of what is done."""
         began: datetime | None = None
         async for found in self.walk(filter, None if way.dry_run else way.pace):
             began = began or found[0].seen_at
-            # Where some clock is ahead, ids do not tell what came later: a replay's own copies, too.
+            # If a clock is ahead, ids do not show what was created later, such as a replay's own copies.
             part = [entry for entry in found if entry.created_at <= began]
             if not await way.pace.turn(0 if way.dry_run else len(part)):
                 return replace(done, stopped=True)
@@ -330,9 +309,9 @@ class AdminActions:
         )
 
     async def walk(self, filter: Filter, pace: Pace | None = None) -> AsyncIterator[Sequence[Entry]]:
-        """Everything that the filter is true of, each once, oldest first; not what comes in the meantime.
+        """Yield what matches the filter, each once, oldest first, without later arrivals.
 
-        At a pace: what may go at once, read when it may.
+        With a pace, yield batches of the allowed size, read when they may be processed.
         """
         last = await self._ledger.newest()
         size = BATCH if pace is None else pace.size(BATCH)
@@ -358,7 +337,7 @@ class AdminActions:
         return filter
 
     async def _check_filter(self, filter: Filter) -> Filter:
-        """The filter; one by fingerprint is about failed rows."""
+        """Check the filter. A filter by fingerprint finds failed rows only."""
         if filter.destination is not None:
             await self._check_known(filter.destination)
         if filter.fingerprint is None:
@@ -368,7 +347,6 @@ class AdminActions:
         return replace(filter, status="failed")
 
     async def _check_known(self, name: str) -> None:
-        """Raise unless the destination is configured, or has rows."""
         if name not in self._destinations:
             _check_named(name, self._destinations.keys() | await self._ledger.names())
 
@@ -377,7 +355,7 @@ class AdminActions:
             raise ConfigError(f"destination {name!r} is read by Debezium, no relay sends there; {fix}")
 
     def _check_target(self, action: str, to: str | None, from_: str | None = None) -> None:
-        """Debezium sees what is inserted, not what is changed, and its message's key is made by emit."""
+        """Raise if rows cannot go there: Debezium sees only inserts, and emit makes its message key."""
         if to is None:
             if action == "move":
                 raise ConfigError("to: name the destination that gets the deliveries")
@@ -394,7 +372,7 @@ class AdminActions:
 
 
 def described(filter: Filter) -> dict[str, Any]:
-    """Return what a filter asks for, as audits and operations name it."""
+    """Return a filter's criteria as audits and operations record them."""
     return {name: value for name, value in asdict(filter).items() if value is not None}
 
 

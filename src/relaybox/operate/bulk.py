@@ -1,8 +1,7 @@
-"""Bulk actions in the background of a process, on record for everybody to see, and to cancel.
+"""Bulk actions in the background of a process, recorded where everybody can see and cancel them.
 
-An operation writes every second how far it is. One whose process died shows as ``stalled``; what it has done
-is done, batch by batch, and to start it once more does the rest. A replay leaves what it has replayed as it
-was: started once more it begins with the first.
+An operation records its progress every second. If its process dies, it shows as ``stalled``. Finished batches
+stay done, and starting it again does the rest. A replay starts again from the beginning.
 """
 
 from __future__ import annotations
@@ -28,16 +27,16 @@ from relaybox.stores.ledger import Filter
 OpenAdmin: TypeAlias = Callable[[str], AbstractAsyncContextManager[Admin]]
 
 BEAT = 1.0
-"""Seconds between two signs of life of an operation."""
+"""Seconds between two heartbeats of an operation."""
 
 PATIENCE = 5.0
-"""Seconds that ``close`` waits for the batches that are under way."""
+"""Seconds that ``close`` waits for running batches."""
 
 MOST = 8
-"""Operations that run in one process; each has a connection of its own."""
+"""Operations that run in one process; each has its own connection."""
 
 FINISH = 30.0
-"""Seconds for which it is tried to put on record how an operation ended."""
+"""Seconds to keep trying to record how an operation ended."""
 
 STOPPED = "its process was stopped; start it again for the rest"
 STOPPED_REPLAY = (
@@ -48,7 +47,7 @@ log = logging.getLogger(__name__)
 
 
 class TooManyOperations(RelayboxError):
-    """No more operations run in this process than do already."""
+    """This process runs as many operations as it may."""
 
 
 @dataclass(slots=True)
@@ -72,9 +71,9 @@ class Bulk:
     async def start(
         self, actor: str, action: Action, filter: Filter, *, to: str | None = None, rate: float | None = None
     ) -> Operation:
-        """Begin an action on all that the filter finds (a move: all of its destination); raises as it would.
+        """Start an action at ``rate`` rows a second; raise as the action would.
 
-        ``rate`` is in rows a second.
+        It takes all that the filter finds; a move takes all of the filter's destination.
         """
         if action not in get_args(Action):
             raise ConfigError(f"action = {action!r}: use {', '.join(get_args(Action))}")
@@ -89,7 +88,6 @@ class Bulk:
                 admin = await opened.enter_async_context(self._open_admin(actor))
                 counted = await admin.count(action, filter, to=to)
                 given = {name: value for name, value in (("to", to), ("rate", rate)) if value is not None}
-                # As it will be read again.
                 details = msgspec.to_builtins({"filter": described(filter), **given})
                 await admin.journal.begin(running.id, action, actor, details, counted)
                 operation = await admin.operation(running.id)
@@ -103,7 +101,7 @@ class Bulk:
         return operation
 
     async def close(self) -> None:
-        """End what runs after the batch it is at; it is on record as cancelled."""
+        """Stop running operations after their current batch; they are recorded as cancelled."""
         for running in self._tasks.values():
             running.stop = running.closing = True
         tasks = list(self._tasks)
@@ -117,7 +115,6 @@ class Bulk:
 async def _run(
     opened: AsyncExitStack, admin: Admin, running: _Running, work: Coroutine[Any, Any, Done]
 ) -> None:
-    """Do the work with signs of life, and put on record how it ended."""
     try:
         async with opened:
             beating = asyncio.create_task(_beat(admin, running))
@@ -129,12 +126,12 @@ async def _run(
                     await beating
             await _finish(admin, running, state, error)
     except Exception:
-        # Nobody can be told in the database; it will show as stalled.
+        # The database cannot record it, so the operation will show as stalled.
         log.exception("the operation %s cannot be put on record", running.id)
 
 
 async def _finish(admin: Admin, running: _Running, state: OperationState, error: str | None) -> None:
-    """Put it on record, also where the database is away for a while."""
+    """Record the end, and retry while the database is unavailable."""
     clock = asyncio.get_running_loop().time
     give_up = clock() + (PATIENCE if running.closing else FINISH)
     while True:
@@ -163,12 +160,10 @@ async def _ended(work: Coroutine[Any, Any, Done], running: _Running) -> tuple[Op
 
 
 async def _beat(admin: Admin, running: _Running) -> None:
-    """Say how far it is; learn whether somebody cancelled it."""
     while True:
         try:
             running.stop |= not await admin.journal.advance(running.id, running.done, running.skipped)
         except Exception as error:
-            # Whatever it is: the work goes on, and so do the signs of life once they can.
             log.warning("the operation %s cannot say how far it is: %s", running.id, error)
         await asyncio.sleep(BEAT)
 

@@ -10,11 +10,10 @@ from relaybox.stores.ledger import Choice, Entry, Filter
 from relaybox.stores.sql.ledger import SqlLedger
 
 OPEN: tuple[Choice, ...] = ("pending", "sending", "failed")
-"""The states of one that is not done yet."""
 
 
 class Rows:
-    """The test events that relays sent to a destination, in its outbox."""
+    """The test events that relays sent to a destination."""
 
     def __init__(self, admin: Admin, ledger: SqlLedger, destination: str) -> None:
         self._admin = admin
@@ -22,15 +21,15 @@ class Rows:
         self._destination = destination
 
     async def send(self) -> UUID:
-        """Write another; return its id."""
+        """Write a test event and return its id."""
         return await self._admin.test(self._destination, audited=False)
 
     async def look(self, id_: UUID) -> Entry | None:
-        """Return the row of that id."""
+        """Return the row with that id."""
         return next(iter(await self._ledger.find(id_, exact=True)), None)
 
     async def left(self) -> Entry | None:
-        """Return one that was sent before, by any relay, and is not delivered."""
+        """Return an undelivered test event of any relay."""
         for status in OPEN:
             filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
             page = await self._admin.events(filter, limit=1)
@@ -39,5 +38,5 @@ class Rows:
         return None
 
     async def forget(self, id_: UUID) -> None:
-        """Delete one that failed."""
+        """Delete a failed test event."""
         await self._ledger.forget(id_)

@@ -1,4 +1,4 @@
-"""Whether deliveries flow: what is due is taken, and what is taken is settled."""
+"""Judge whether deliveries flow: due rows are claimed, and claimed rows are settled."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from relaybox.stores.ledger import Place, Relay
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """Why deliveries do not flow, at a destination or (None) anywhere; ``seconds``: for how long."""
+    """Why deliveries do not flow, at a destination or (None) everywhere, and for how many seconds."""
 
     destination: str | None
     reason: str
@@ -21,14 +21,14 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """``ready``: nothing keeps what is due from being delivered."""
+    """``ready``: nothing keeps due rows from being delivered."""
 
     ready: bool
     problems: tuple[Problem, ...]
 
 
 def patience(rate: float | None, stalled_after: float) -> float:
-    """Seconds without a settle after which a destination does not flow: twice what a send takes there."""
+    """Return the seconds without a settle before a destination is stalled: at least two sends at its rate."""
     return stalled_after if rate is None else max(stalled_after, 2 / rate)
 
 
@@ -38,7 +38,7 @@ def judge(
     relays: Iterable[Relay],
     stalled_after: Mapping[str, float],
 ) -> Health:
-    """Return what is wrong. A destination that somebody paused is not: it waits because it is meant to."""
+    """Return what is wrong. A paused destination is not a problem: it waits on purpose."""
     open_for_work = {
         name: flow
         for name, flow in flows.items()
@@ -53,7 +53,7 @@ def judge(
         place = places.get(name)
         if place is not None and place.circuit != "closed":
             reason = place.circuit_reason or "no reason given"
-            # Each probe touches its row and what it tried: since when it is open is on no record.
+            # No record says since when: each probe updates the row of the destination and of what it tried.
             told = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
             problems.append(Problem(name, told, None))
         elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:

@@ -1,8 +1,4 @@
-"""What happened: over time, for charts, and failed deliveries by what went wrong.
-
-Series come from the roll-ups of relays and the leader's samples. Failures are grouped by the kind of error at
-each destination.
-"""
+"""Time series from relays' roll-ups and the leader's samples, and failed deliveries grouped by error."""
 
 from __future__ import annotations
 
@@ -23,16 +19,16 @@ MOST = 180
 """Points of one series."""
 
 LONGEST = 30 * 24.0
-"""Hours; what is older is not kept."""
+"""Hours; older data is not kept."""
 
 STEPS = (1, 2, 5, 10, 15, 20, 30, 60, 120, 240)
-"""Minutes that a point may stand for."""
+"""Minutes that a point may cover."""
 
 LOOKED_AT = 10_000
-"""Failed rows that one answer is made of, the newest."""
+"""The newest failed rows that are grouped."""
 
 AT_ONCE = 1_000
-"""Rows that are grouped while everything else waits; more of them are left to a thread."""
+"""Rows that are grouped on the event loop; more are grouped in a thread."""
 
 TYPES = 10
 """Event types that a group names."""
@@ -42,7 +38,7 @@ TYPES = 10
 class Point:
     """One step of time. ``emitted`` and ``delivered`` are rows a second; p50 to p99 are seconds of lag.
 
-    What nobody measured is None: no sample was taken, or nothing was delivered that could be late.
+    A value is None if it was not measured: no sample was taken, or nothing was delivered.
     """
 
     at: datetime
@@ -59,27 +55,27 @@ class Point:
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """Points at a regular distance, oldest first; those in which nothing happened are among them."""
+    """Points at regular steps, oldest first, including steps in which nothing happened."""
 
     step: timedelta
     points: tuple[Point, ...]
 
 
 def step_of(hours: float) -> int:
-    """The seconds that a point stands for, so that ``hours`` make no more than ``MOST`` of them."""
+    """Return the seconds per point, so that ``hours`` make at most ``MOST`` points."""
     if not 0 < hours <= LONGEST:
         raise ConfigError(f"hours = {hours:g}: use more than 0, and no more than {LONGEST:g}")
     return next(60 * step for step in STEPS if hours * 60 / step <= MOST)
 
 
 def make_series(history: History, hours: float, step: int) -> Series:
-    """The points of the last ``hours``; the last one is the step that has just begun."""
+    """Return the points of the last ``hours``; the last point is the current, unfinished step."""
     count = max(1, math.ceil(hours * 3600 / step))
     last = int(history.now.timestamp()) // step
     settled = {one.step: one for one in history.settled}
     levels = {one.step: one for one in history.levels}
     emitted = dict(_emitted(history.levels))
-    # Of the step that goes on there are only so many seconds yet.
+    # The current step has only lasted this long.
     begun = max(1.0, history.now.timestamp() - last * step)
 
     def point(number: int) -> Point:
@@ -101,7 +97,7 @@ def make_series(history: History, hours: float, step: int) -> Series:
 
 
 def _emitted(levels: tuple[Level, ...]) -> Iterator[tuple[int, float]]:
-    """Rows a second by step: how far the position has come since the sample before."""
+    """Yield rows a second by step: the increase of the position since the sample before."""
     known = sorted((one for one in levels if one.position is not None), key=lambda one: one.step)
     for before, after in pairwise(known):
         seconds = (after.at - before.at).total_seconds()
@@ -111,7 +107,7 @@ def _emitted(levels: tuple[Level, ...]) -> Iterator[tuple[int, float]]:
 
 @dataclass(frozen=True, slots=True)
 class FailureGroup:
-    """Failed rows of one fingerprint; ``message`` is what their errors have in common."""
+    """Failed rows with one fingerprint; ``message`` is what their errors have in common."""
 
     fingerprint: str
     destination: str
@@ -121,15 +117,15 @@ class FailureGroup:
     first_at: datetime
     last_at: datetime
     example: UUID
-    """A delivery, the newest."""
+    """The newest delivery."""
     error: str
-    """What went wrong with that one, as it was told (its beginning)."""
+    """The beginning of that delivery's error."""
     event_types: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """The groups, the largest first; ``capped``: only the newest ``looked_at`` rows are in them."""
+    """The largest groups first; ``capped``: only the newest ``looked_at`` rows were grouped."""
 
     groups: tuple[FailureGroup, ...]
     looked_at: int
@@ -137,7 +133,7 @@ class Failures:
 
 
 def group_failures(rows: FailedRows, limit: int) -> Failures:
-    """The largest groups, ``limit`` of them."""
+    """Return the ``limit`` largest groups."""
     groups: dict[str, tuple[Fingerprint, list[Failure]]] = {}
     for failure in rows.failures:
         found = fingerprint(failure.destination, failure.error)

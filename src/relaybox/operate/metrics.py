@@ -1,11 +1,11 @@
-"""Metrics for Prometheus: of the work of one relay, and of a whole outbox.
+"""Prometheus metrics: of one relay's work, and of a whole outbox.
 
-``MetricsObserver`` counts a settle as a whole: what many events have in common is looked up once. So it costs
-a relay little, which client libraries, that lock and look up for every event, do not.
+``MetricsObserver`` counts a settle as a whole and looks up common labels once. This costs a relay little;
+client libraries lock and look up for every event.
 
-``Gauges`` come from the operators' service and are kept: a scrape asks the database when what is kept is old,
-waits a moment for it, and answers with what there is. A database that is slow or away makes them old, which
-two metrics of their own show, and never a scrape slow.
+``Gauges`` are read from the operators' service and cached. A scrape asks the database if the cache is old,
+waits briefly, and answers with what it has. A slow or missing database makes the gauges old, which two
+metrics show, but never makes a scrape slow.
 """
 
 from __future__ import annotations
@@ -44,21 +44,21 @@ __all__ = ["CONTENT_TYPE", "Gauges", "Latest", "MetricsObserver", "exposition"]
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FRESH = 5.0
-"""Seconds for which an answer of the database is good enough for the next scrape."""
+"""Seconds for which a cached answer is fresh."""
 PATIENCE = 0.05
-"""Seconds that a scrape waits for a new one."""
+"""Seconds that a scrape waits for a new answer."""
 FIRST = 1.0
-"""Seconds that it waits for the very first, which opens a connection, or in place of a stale one."""
+"""Seconds that it waits for the first answer, which opens a connection, or to replace a stale one."""
 TIMEOUT = 10.0
-"""Seconds after which an answer is no longer waited for."""
+"""Seconds after which a query is given up."""
 CAPPED_AT = 100_000
-"""What the samples of pending deliveries count to."""
+"""The limit of the pending samples' counts."""
 
 LATENCY = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 3600.0)
 DURATION = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Bounds of the buckets, in seconds."""
 TYPES, ERRORS = 100, 50
-"""So many types of events, and of errors, have a label of their own; those that come later are ``other``."""
+"""Event types and error types with a label of their own; later ones are ``other``."""
 OTHER = "other"
 LONGEST = 100
 """Characters of a label."""
@@ -66,7 +66,7 @@ LONGEST = 100
 _PENDING = f"Deliveries that wait or are being sent; {CAPPED_AT} stands for that many or more."
 _FAILED = "Deliveries that failed for good; 10000 stands for that many or more."
 
-# The metrics and their texts, in the order in which their values are given.
+# In the order in which their values are added.
 RELAY = {
     CounterMetricFamily: {
         "outbox_messages_published": "Deliveries that were acknowledged.",
@@ -118,13 +118,12 @@ LABELS: dict[str, tuple[str, ...]] = {
     "outbox_processing_duration_seconds": ("event_type", "destination"),
     **dict.fromkeys(("outbox_relays", "outbox_scrape_last_success_timestamp", "outbox_scrape_errors"), ()),
 }
-"""The labels of each that has others than ``destination``."""
+"""The labels of metrics that have others than ``destination``."""
 
 T = TypeVar("T")
 
 
 def _families(prefix: str, kinds: Mapping[Any, Mapping[str, str]]) -> list[list[Any]]:
-    """Return the metrics of each kind, without values."""
     return [
         [kind(f"{prefix}{name}", text, labels=LABELS.get(name, DESTINATION)) for name, text in texts.items()]
         for kind, texts in kinds.items()
@@ -132,10 +131,7 @@ def _families(prefix: str, kinds: Mapping[Any, Mapping[str, str]]) -> list[list[
 
 
 class MetricsObserver(Observer):
-    """Counts for the given registry, or for one of its own; ``namespace`` goes before the names.
-
-    It is a collector of the registry, and may be read from any thread.
-    """
+    """Counts for a registry, by default its own, readable from any thread; ``namespace`` prefixes names."""
 
     timed = True
 
@@ -165,15 +161,15 @@ class MetricsObserver(Observer):
             raise ConfigError(f"registry: {error}; {fix}") from None
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Count what failed on the spot, which has no send of its own."""
-        # There from the start, so that its first increase is seen as one.
+        """Count deliveries that the claim failed; they have no send of their own."""
+        # Create the counter now, so that its first increase is visible.
         self._lost[label(destination),] += 0
         for delivery in claim.failed:
             self._events[*self._types[delivery.event_type,], "failed"] += 1
             self._errors["RelayDied", label(destination)] += 1
 
     def sent(self, destination: str, sends: Sends) -> None:
-        """Note how long each send took, and how long after it was emitted an event was acknowledged."""
+        """Record how long each send took, and the lag from emit to acknowledgement."""
         place, lags = label(destination), self._lags(sends)
         if lags:
             self._latency[place,].add(lags)
@@ -186,7 +182,7 @@ class MetricsObserver(Observer):
             self._duration[*self._types[event_type,], place].add(of_type)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count outcomes by what the events are."""
+        """Count outcomes by type."""
         place = label(destination)
         self._lost[place,] += len(lost)
         ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
@@ -205,26 +201,26 @@ class MetricsObserver(Observer):
                     self._events[*self._types[delivery.event_type,], status] += 1
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """Count leases that were lost."""
+        """Count lost leases."""
         self._lost[label(destination),] += len(lost)
 
     def overdue(self, destination: str, count: int) -> None:
-        """Note the number of threads that cannot be stopped."""
+        """Record the number of threads that cannot be stopped."""
         self._overdue[label(destination)] = count
 
     def canary(self, destination: str, seconds: float) -> None:
-        """Note that the whole path works."""
+        """Record that a test event was acknowledged, and when."""
         self._canary[label(destination)] = (seconds, self._wall())
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names, for the registry."""
+        """Return the metrics without values, for the registry."""
         return chain(*_families(self._prefix, RELAY))
 
     def collect(self) -> Iterator[Metric]:
         """Yield everything counted so far."""
         counters, histograms, [overdue, canary_seconds, canary_times] = _families(self._prefix, RELAY)
         for counter, counts in zip(counters, self._counted, strict=True):
-            # A copy, because the relay goes on in another thread.
+            # The relay goes on in another thread.
             for labels, count in list(counts.items()):
                 counter.add_metric(labels, count)
             yield counter
@@ -251,11 +247,11 @@ class MetricsObserver(Observer):
                 if type(answer) is Delivered
             ]
 
-        # In the zone that the database's times are in: from one zone to another is slow.
+        # Use the time zone of the database's times: conversion between zones is slow.
         here = datetime.fromtimestamp(now, sends.deliveries[0].created_at.tzinfo)
         lags = since(here)
         oldest = here - timedelta(seconds=min(max(lags, default=0.0), 86_400.0 * 366))
-        # Unless the clocks of that zone were changed in between.
+        # Daylight saving may have changed the offset in between.
         return lags if here.utcoffset() == oldest.utcoffset() else since(datetime.fromtimestamp(now, UTC))
 
     def _count_errors(self, place: str, answers: Sequence[Answer]) -> None:
@@ -263,15 +259,15 @@ class MetricsObserver(Observer):
             if not isinstance(answer, Delivered):
                 text = getattr(answer, "reason", "")
                 kind = error_class(text) if isinstance(text, str) else "Error"
-                # A text that does not say it leaves what the sink made of it.
+                # If the text does not name a class, use the type of the answer.
                 name = type(answer).__name__ if kind == "Error" else kind
                 self._errors[*self._error_types[name,], place] += 1
 
 
 class Histogram:
-    """How many durations were no longer than each bound. One thread adds, another may read.
+    """Cumulative counts of durations by bound. One thread adds, another may read.
 
-    The one of prometheus-client observes one value at a time: 735 µs for a thousand, where this takes 33 µs
+    prometheus-client's histogram observes one value at a time: 735 µs for a thousand, against 33 µs here
     (prometheus-client 0.26, CPython 3.11, 15 buckets).
     """
 
@@ -282,19 +278,16 @@ class Histogram:
         self._sum = 0.0
 
     def add(self, durations: list[float]) -> None:
-        """Count these; the list is sorted on the way, so that a bound costs a look and not a pass.
-
-        What two clocks make negative counts as nothing.
-        """
+        """Count durations; sort the list in place. Negative ones, from two clocks, add nothing to the sum."""
         durations.sort()
-        # From the largest down: a thread that reads in between, upwards, finds no bucket below a smaller one.
+        # From the largest down: a concurrent reader, going up, never sees a bucket below a smaller one.
         self._all += len(durations)
         for at in reversed(range(len(self._bounds))):
             self._counts[at] += bisect_right(durations, self._bounds[at])
         self._sum += sum(durations[bisect_right(durations, 0.0) :])
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
-        """Return the bounds with their counts, the last without a bound, and the sum of all durations."""
+        """Return the bounds with their counts, the last unbounded, and the sum of all durations."""
         counts = [
             (repr(bound), float(count)) for bound, count in zip(self._bounds, self._counts, strict=True)
         ]
@@ -302,7 +295,7 @@ class Histogram:
 
 
 class Known(dict[tuple[str, ...], tuple[str, ...]]):
-    """The labels of texts, made once; all that come after the first ``most`` share one name."""
+    """Labels of texts, built once; texts after the first ``most`` share one label."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -315,7 +308,7 @@ class Known(dict[tuple[str, ...], tuple[str, ...]]):
 
 
 def label(text: str) -> str:
-    """Return a text from outside as a label: one line, printable, of a length that can be read."""
+    """Return outside text as a label: one printable line of limited length."""
     cut = text[:LONGEST]
     if cut.isprintable():
         return cut
@@ -323,9 +316,9 @@ def label(text: str) -> str:
 
 
 class Latest(Generic[T]):
-    """The last answer to a question that may take long, asked again in the background when it is old.
+    """The last answer to a slow question, asked again in the background when it is old.
 
-    One older than ``stale`` seconds is worth nothing: one that asks so seldom waits longer for a new one.
+    If the answer is older than ``stale`` seconds, a caller waits longer for a new one.
     """
 
     def __init__(self, *, timeout: float = TIMEOUT, stale: float = math.inf) -> None:
@@ -340,11 +333,11 @@ class Latest(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the answer; infinite where there was none."""
+        """Return the seconds since the last answer, or infinity."""
         return time.monotonic() - self._at
 
     async def look(self, ask: Callable[[], Awaitable[T]]) -> T | None:
-        """Return a fresh answer if it comes soon, else the last one there was."""
+        """Return a fresh answer if it comes soon, else the last one."""
         if self.age > FRESH:
             asked = self._task if self._task is not None and not self._task.done() else None
             self._task = asked or asyncio.create_task(self._refresh(ask))
@@ -354,7 +347,7 @@ class Latest(Generic[T]):
         return self.value
 
     async def close(self) -> None:
-        """Ask no more."""
+        """Cancel a running question."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
@@ -364,34 +357,33 @@ class Latest(Generic[T]):
             async with asyncio.timeout(self._timeout):
                 self.value = await ask()
         except Exception:
-            # It shows as an error that is counted, and as a time that stands still.
+            # Visible as a counted error and a timestamp that does not advance.
             self.errors += 1
         else:
             self._at, self.answered_at = time.monotonic(), time.time()
 
 
 class Gauges:
-    """The gauges of an outbox as a collector of prometheus-client; ``refresh`` before it is read."""
+    """The gauges of an outbox as a prometheus-client collector; call ``refresh`` before reading."""
 
     def __init__(self, namespace: str = "") -> None:
         self._prefix = f"{identifier(namespace, 'namespace')}_" if namespace else ""
         self._latest: Latest[tuple[Mapping[str, Sequence[float]], int]] = Latest()
-        """The values of each destination, and the number of relays."""
 
     async def refresh(self, admin: Admin) -> None:
-        """Ask the database if it is time, and wait a moment for its answer."""
+        """Ask the database if the cache is old, and wait briefly for the answer."""
         await self._latest.look(lambda: _read(admin))
 
     async def close(self) -> None:
-        """Ask the database no more."""
+        """Stop asking the database."""
         await self._latest.close()
 
     def describe(self) -> Iterable[Metric]:
-        """Return the names, for a registry."""
+        """Return the metrics without values, for a registry."""
         return chain(*_families(self._prefix, OUTBOX))
 
     def collect(self) -> Iterator[Metric]:
-        """Yield what the database said last."""
+        """Yield the database's last answer."""
         [*gauges, relays, answered], [errors] = _families(self._prefix, OUTBOX)
         if self._latest.value is not None:
             destinations, alive = self._latest.value
@@ -418,10 +410,10 @@ async def _values(admin: Admin, one: DestinationStats) -> Sequence[float]:
     counts, place = one.counts, one.place
     pending = counts.due + counts.scheduled + counts.parked + counts.sending
     if capped := counts.capped & {"due", "scheduled", "parked"}:
-        # What the leader counted last: once a minute, and further.
+        # The leader's last count, which is taken once a minute and counts further.
         series = await admin.series(0.1, one.name)
         sampled = next((point.pending for point in reversed(series.points) if point.pending is not None), 0)
-        # There is at least one more than was counted: an alert above 10,000 need not wait for the sample.
+        # There is at least one more than was counted, so an alert above 10,000 fires without the sample.
         pending = max(pending + len(capped), sampled)
     return (
         *(pending, pending, counts.due, counts.failed, counts.failed, counts.oldest_seconds or 0.0),
@@ -431,16 +423,13 @@ async def _values(admin: Admin, one: DestinationStats) -> Sequence[float]:
 
 
 _kept: WeakKeyDictionary[SqlJournal, dict[str, Gauges]] = WeakKeyDictionary()
-"""By what the service stands on, which operators share."""
+"""By the journal, which all operators share."""
 
 
 async def exposition(
     admin: Admin, namespace: str = "", *, registry: CollectorRegistry | None = None
 ) -> tuple[bytes, str]:
-    """Return the metrics of the outbox as Prometheus reads them, and their content type.
-
-    With the ``registry`` of a ``MetricsObserver``, those of its relay too.
-    """
+    """Return the outbox's metrics, and those in ``registry``, as Prometheus reads them, with their type."""
     gauges = _kept.setdefault(admin.journal, {}).setdefault(namespace, Gauges(namespace))
     await gauges.refresh(admin)
     own = CollectorRegistry()

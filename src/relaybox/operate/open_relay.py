@@ -1,4 +1,4 @@
-"""From settings to a relay with all of its parts. What a part needs is imported when it is asked for."""
+"""Build a relay with all its parts from settings. Optional parts are imported only when needed."""
 
 from __future__ import annotations
 
@@ -56,18 +56,15 @@ def open_relay(
     left_out: LeftOut | None = None,
     routes: Callable[[], Sequence[Route]] | None = None,
 ) -> Relay:
-    """A relay for every destination; nothing is connected to before it runs.
+    """Return a relay for every destination; it connects to nothing before it runs.
 
-    ``sink_of`` is asked for the sinks instead of ``open_sink``. A ``store`` and a ``wake`` that are handed in
-    are used in place of those that the settings name, and are not closed. With ``only`` it delivers nothing
-    but the rows of these ids, by destination. ``tally`` goes on counting where an earlier relay ended.
-    With ``left_out``, a destination whose sink cannot be opened is told to it instead of raised. ``routes``
-    is asked for the routes as they are now.
+    ``sink_of`` replaces ``open_sink``. A given ``store`` or ``wake`` is not closed. ``only`` limits it to
+    these ids, by destination. ``tally`` continues the counts of an earlier relay. ``left_out`` is called for
+    a sink that cannot be opened, instead of raising. ``routes`` returns the current routes.
     """
     from relaybox.stores.sql.samples import SqlSamples
     from relaybox.stores.sql.upkeep import SqlUpkeep
 
-    # Here, where nothing is opened that would have to be closed.
     _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}
     wanted = destinations if only is None else only
@@ -109,7 +106,7 @@ async def _close(parts: Sequence[Sink | Store | Wake | OnceHandler | AsyncOnceHa
 
 
 def _tracing(observers: Sequence[Observer]) -> list[Observer]:
-    """What makes spans, where the application has set up an SDK for them and does not do it itself."""
+    """Return a tracing observer if the application has set up an SDK and does not trace itself."""
     if not has_provider():
         return []
     from relaybox.operate.observers.traces import TracesObserver
@@ -138,7 +135,7 @@ def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell
 
 
 def _check_log(settings: Settings, database: str) -> None:
-    """What is routed later must not wait for a reader that cannot come."""
+    """Raise for a debezium destination on another database: rows routed to it later would never be read."""
     for destination in settings.destinations:
         if destination.handed_over and database != "postgresql":
             raise needs_postgresql(destination, database)
@@ -167,7 +164,6 @@ def _open_sinks(
     sink_of: OpenSink,
     left_out: LeftOut | None,
 ) -> tuple[dict[str, Sink], list[OnceHandler | AsyncOnceHandler]]:
-    """The sinks by name, and the functions among them that say ``once``; none holds anything yet."""
     sinks: dict[str, Sink] = {}
     marking: list[OnceHandler | AsyncOnceHandler] = []
     for destination in destinations:
@@ -188,5 +184,5 @@ def _open_sinks(
 
 
 def new_tally(name: str | None = None) -> Tally:
-    """What counts for the charts, under a relay's name or one of its own."""
+    """Return the counters for the charts, under a relay's name or a new one."""
     return Tally(name or this_process().name, DatabaseTime(MonotonicClock(), lambda: datetime.now(UTC)))

@@ -1,4 +1,4 @@
-"""How fast a bulk action goes, and whether it goes on."""
+"""Limit the rate of a bulk action, and let it be stopped."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from collections.abc import Callable
 from relaybox.errors import ConfigError
 
 LOOK = 0.25
-"""Seconds of waiting after which it is asked again whether to stop."""
+"""Seconds of waiting between two checks whether to stop."""
 
 
 def never() -> bool:
-    """For callers that do not want to stop it."""
+    """Return False: the action is not stopped."""
     return False
 
 
 class Pace:
-    """Lets so many rows a second through, in parts no larger than those of a second; None: all at once."""
+    """Limits rows a second, in batches of at most one second's rows; None: no limit."""
 
     def __init__(self, rate: float | None, stop: Callable[[], bool]) -> None:
         if rate is not None and not (math.isfinite(rate) and rate > 0):
@@ -30,16 +30,16 @@ class Pace:
         self.stopped = False
 
     def size(self, most: int) -> int:
-        """How many rows to do at a time, no more than ``most``."""
+        """Return how many rows to process at a time, at most ``most``."""
         return most if self._rate is None else min(most, max(1, int(self._rate)))
 
     @property
     def waits(self) -> bool:
-        """Whether nothing may go at this moment."""
+        """True if nothing may be processed at this moment."""
         return self._rate is not None and self._free_at > time.monotonic()
 
     async def turn(self, count: int) -> bool:
-        """Wait until so many may go; whether to go on."""
+        """Wait until ``count`` rows may be processed. Return False to stop."""
         while not self.stopped and not self._stop():
             if self._rate is None:
                 return True

@@ -1,4 +1,4 @@
-"""Why a delivery is where it is: one reason, and one sentence that says it."""
+"""Explain why a delivery is where it is: one reason, in one sentence."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from relaybox.core.text import at
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
-"""A relay that was not seen for so long is taken for gone; it shows itself every two seconds."""
+"""A relay that was not seen for this long counts as gone; it reports every two seconds."""
 
 Kind: TypeAlias = Literal[
     "delivered", "failed", "discarded", "sending", "paused", "circuit_open", "circuit_half_open", "unrouted",
@@ -25,11 +25,7 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Reason:
-    """Why a delivery is where it is.
-
-    ``until`` is when that changes by itself, where it does; ``behind`` is the event of its key that it waits
-    for, and why that one is where it is.
-    """
+    """Why a delivery is where it is, ``until`` when, and why the event it waits ``behind`` is there."""
 
     entry: Entry
     kind: Kind
@@ -49,11 +45,10 @@ def explain(
     shadowed: Collection[UUID] = (),
     timeouts: Mapping[str, float] = {},
 ) -> Reason:
-    """The reason that comes first: final, being sent, held with its destination, behind another, its own.
+    """Return the first reason that applies: final, sending, destination held up, behind another, its own.
 
-    ``head`` is the first open row of its key, where its destination is ordered; ``shared`` are the events
-    that have more deliveries than this one; ``handed_over`` the destinations that Debezium sends to;
-    ``shadowed`` the rows that were delivered in shadow, ``timeouts`` the seconds that functions have.
+    ``head`` is the first open row of its key, if ordered. ``shared`` are events with several deliveries,
+    ``handed_over`` Debezium's destinations, ``shadowed`` rows that were not sent, ``timeouts`` in seconds.
     """
     if entry.destination in handed_over and (entry.status == "pending" or not entry.attempts):
         return _handed_over(entry)
@@ -82,13 +77,13 @@ def explain(
 
 
 def advice(entry: Entry, *, shared: bool) -> str:
-    """What to do with a delivery that failed; ``shared``: so that no other one of its event is meant."""
+    """Return the commands for a failed delivery; ``shared``: exclude other deliveries of its event."""
     which = f"{entry.id} --destination {shlex.quote(entry.destination)}" if shared else str(entry.id)
     return f"{command(f'retry {which}')} or {command(f'discard {which}')}"
 
 
 def _handed_over(entry: Entry) -> Reason:
-    """Not what a relay delivered before the destination became Debezium's."""
+    """Explain a row of a Debezium destination that no relay delivered."""
     if entry.status == "pending":
         text = (
             f"waits in vain: destination {entry.destination!r} is Debezium's, which sees only what is "
@@ -129,12 +124,11 @@ def _sending(entry: Entry, timeout: float | None) -> Reason:
 
 
 def overdue(timeout: float) -> str:
-    """Say what a delivery waits for that has been with a function for longer than its time."""
+    """Explain a delivery that has been with a function for longer than its timeout."""
     return f"its function is over its time of {timeout:g} s, or it waits in the relay behind others"
 
 
 def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
-    """What holds up everything of its destination."""
     name = entry.destination
     if place is not None and place.paused:
         text = (
@@ -180,7 +174,7 @@ def _waiting(entry: Entry) -> Reason:
     if not entry.backing_off:
         text = f"was emitted for later and is due at {at(entry.next_attempt_at)}"
         return Reason(entry, "scheduled", text, entry.next_attempt_at)
-    # An attempt that found the destination in trouble is given back.
+    # An attempt that found the destination unavailable is given back.
     unavailable = "because its destination was unavailable, which is not counted as an attempt"
     cause = f"after {_attempt(entry)}, which failed" if entry.attempts else unavailable
     text = f"backs off {cause}: {_error(entry)}; the next one is at {at(entry.next_attempt_at)}"
@@ -223,5 +217,5 @@ def _error(entry: Entry) -> str:
 
 
 def is_alive(relay: Relay) -> bool:
-    """Whether it was seen lately."""
+    """True if the relay was seen recently."""
     return relay.seen_at - relay.last_seen_at < SILENT

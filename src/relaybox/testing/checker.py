@@ -1,22 +1,21 @@
-"""Whether what consumers received is what was committed: nothing lost, nothing out of order, nothing twice.
+"""Check that consumers received what was committed: nothing lost, out of order or twice.
 
-``check`` compares two histories that know nothing of each other: the events that were committed, and the
-deliveries that the consumers of each destination recorded. With ``status`` it also judges what the rows of
-the outbox say at the end. What it finds:
+``check`` compares two independent histories: the committed events, and the deliveries that each destination's
+consumers recorded. With ``status`` it also judges the final rows of the outbox. It finds:
 
-- ``lost``: never received, though everything was to be delivered, or though its row says delivered or was
-  pruned; what is still pending is stuck instead.
-- ``phantom``: received, and not committed for that destination.
-- ``disorder``: received for the first time before an earlier event of its key. Under ``block`` only an
-  earlier event that was discarded may be missing; under ``skip`` also one that failed.
+- ``lost``: never received, although everything was to be delivered, or its row says delivered or was pruned.
+  A pending row is stuck instead.
+- ``phantom``: received, but not committed for that destination.
+- ``disorder``: first received before an earlier event of its key. Under ``block`` only a discarded earlier
+  event may be missing; under ``skip`` also a failed one.
 - ``duplicate``: a delivery beyond the first (one more for each replay) that no fault excuses.
-- ``stuck``: its row is still pending, though everything was to be delivered.
+- ``stuck``: its row is still pending, although everything was to be delivered.
 - ``altered``: other bytes arrived than were committed.
-- ``unsigned``: its signature did not hold.
-- ``untrue``: a row that says failed, though its consumer recorded the delivery and no fault excuses that; a
-  row that nobody committed; a row in a state that does not exist.
+- ``unsigned``: its signature was not valid.
+- ``untrue``: a row says failed, but its consumer recorded the delivery without a fault to excuse it. Also a
+  row that was never committed, or has an unknown status.
 
-Positions tell the order only where the application serialises the transactions of a key before they emit.
+Positions show the order only if the application serialises the transactions of a key before they emit.
 """
 
 from __future__ import annotations
@@ -33,11 +32,11 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 POLICIES = ("block", "skip")
 STATUSES = frozenset(("pending", "delivered", "failed", "discarded"))
 SHOWN = 20
-"""How many findings a report shows in words."""
+"""Findings that a report prints in full."""
 
 
 class Committed(NamedTuple):
-    """A row of ``outbox_event`` that was committed: an event for one destination."""
+    """A committed row of ``outbox_event``: an event for one destination."""
 
     destination: str
     event_id: UUID
@@ -54,11 +53,11 @@ class Received(NamedTuple):
     event_id: UUID
     payload: bytes | None = None
     signed: bool | None = None
-    """Whether its signature held; None: not known."""
+    """True if its signature was valid; None if unknown."""
 
 
 class Finding(NamedTuple):
-    """A promise that was broken, and where."""
+    """A broken promise, and where."""
 
     kind: Kind
     destination: str
@@ -71,11 +70,11 @@ class Finding(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What ``check`` found."""
+    """The result of ``check``."""
 
     findings: tuple[Finding, ...]
     counts: Mapping[Kind, int]
-    """How many findings there are of every kind, zeros included."""
+    """The number of findings by kind, including zeros."""
     events: int
     received: int
     duplicates: int
@@ -83,7 +82,7 @@ class Report:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found."""
+        """True if nothing was found."""
         return not self.findings
 
     def __str__(self) -> str:
@@ -97,12 +96,12 @@ class Report:
 States: TypeAlias = Mapping[tuple[str, UUID], str]
 Excuses: TypeAlias = int | Mapping[tuple[str, UUID], int]
 
-# The integer of a UUID, because a UUID is hashed and compared in Python, which takes most of the time.
+# The UUID's integer: UUIDs are hashed and compared in Python, which takes most of the time.
 _Event: TypeAlias = tuple[str, int]
 _Known: TypeAlias = dict[_Event, Committed]
 
 Fate: TypeAlias = tuple[Committed, int | None, str | None]
-"""An event, its first arrival (None: never received) and what its row says (None: not known)."""
+"""An event, its first arrival (None: never received) and its row's status (None: not known)."""
 
 _NEVER = 2**63 - 1
 
@@ -127,9 +126,9 @@ def check(
 ) -> Report:
     """Compare what was committed, in order of position, with what was received, in order of arrival.
 
-    ``status``: what the row of a (destination, event id) says; one that is missing was delivered and pruned.
-    ``in_flight``: how many deliveries beyond the first the faults excuse: in all, or for each (destination,
-    event id). ``drained``: everything was to be delivered by now; else nothing is amiss with what is pending.
+    - ``status``: the row's status by (destination, event id); a missing row was delivered and pruned.
+    - ``in_flight``: deliveries beyond the first that faults excuse, in total or by (destination, event id).
+    - ``drained``: everything was to be delivered by now; otherwise pending rows are fine.
     """
     if on_failed not in POLICIES:
         raise ValueError(f"on_failed = {on_failed!r}; expected one of {', '.join(map(repr, POLICIES))}")
@@ -158,7 +157,7 @@ def check(
 
 
 def _check_ids(name: str, values: Iterable[Sequence[object]]) -> None:
-    """Raise where an id is text, which is not equal to the UUID that it stands for."""
+    """Raise if an id is text, which never equals a UUID."""
     for value in values:
         if not isinstance(value[1], UUID):
             seen = f"{value[1]!r}, a {type(value[1]).__name__}"
@@ -166,7 +165,6 @@ def _check_ids(name: str, values: Iterable[Sequence[object]]) -> None:
 
 
 def _known(rows: Iterable[Committed]) -> _Known:
-    """The first row of each event, in order of position."""
     known: _Known = {}
     last: dict[str, int] = {}
     for row in rows:
@@ -181,7 +179,6 @@ def _known(rows: Iterable[Committed]) -> _Known:
 
 
 def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Received]]:
-    """When each event came first, and the deliveries that came after that."""
     first: dict[_Event, int] = {}
     again = []
     for arrival, receipt in enumerate(receipts):
@@ -191,7 +188,6 @@ def _arrivals(receipts: Iterable[Received]) -> tuple[dict[_Event, int], list[Rec
 
 
 def _rows(fates: Iterable[Fate], status: States | None, drained: bool) -> Iterator[Finding]:
-    """What is lost, and what is stuck."""
     for row, arrival, state in fates:
         if drained and state == "pending":
             yield Finding("stuck", *row[:2], f"{_place(row)} is still pending")
@@ -223,7 +219,7 @@ def _disorder(fates: Iterable[Fate], on_failed: str) -> Iterator[Finding]:
 
 
 def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
-    """Every event that came before one that it had to follow: before the latest arrival of its key so far."""
+    """Yield every event that came before one of its key that it had to follow."""
     latest: dict[tuple[str, str], tuple[int, int]] = {}
     for row, arrival, state in fates:
         if row.key is None:
@@ -234,13 +230,12 @@ def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
             yield Overtaking(row, arrival, position, None if until == _NEVER else until)
         came = _NEVER if arrival is None else arrival
         failed = state == "failed" or (state is None and arrival is None)
-        # Later events of the key need not wait for one that is discarded, or failed and skipped.
+        # Later events of a key need not wait for one that was discarded, or failed and skipped.
         if came > until and state != "discarded" and not (failed and on_failed == "skip"):
             latest[key] = came, row.position
 
 
 def _replays(rows: Sequence[Committed], known: _Known) -> Counter[_Event]:
-    """How many rows each event has beyond its first."""
     if len(rows) == len(known):
         return Counter()
     return Counter((row.destination, row.event_id.int) for row in rows) - Counter(known.keys())
@@ -249,7 +244,7 @@ def _replays(rows: Sequence[Committed], known: _Known) -> Counter[_Event]:
 def _duplicates(
     known: _Known, again: Iterable[Received], replays: Counter[_Event], in_flight: Excuses
 ) -> Iterator[Finding]:
-    """What came again, was not replayed, and is more than what was in flight."""
+    """Yield deliveries that came again, were not replayed, and exceed those in flight."""
     excused: Counter[object] = Counter()
     for receipt in again:
         destination, event_id, *_ = receipt
@@ -268,7 +263,6 @@ def _duplicates(
 
 
 def _contents(known: _Known, receipts: Iterable[Received]) -> Iterator[Finding]:
-    """What is altered, and what is unsigned."""
     for destination, event_id, payload, signed in receipts:
         if payload is not None:
             row = known.get((destination, event_id.int))

@@ -1,13 +1,13 @@
-"""The contract of a store as tests, for every store there is and for one of your own.
+"""The contract of a store as tests, for our stores and for your own.
 
-Subclass ``StoreContract`` in a test module, give it a ``harness`` fixture, and pytest (with
-pytest-asyncio in auto mode) runs the whole contract on it::
+Subclass ``StoreContract`` in a test module and give it a ``harness`` fixture. pytest (with pytest-asyncio in
+auto mode) then runs the whole contract::
 
     class TestMyStore(StoreContract):
         @pytest.fixture
         async def harness(self): ...
 
-Here are its chapters on what relays share (pauses, circuits, the line of a rate limit) and on dead letters.
+This module covers what relays share (pauses, circuits, rate limits) and dead letters.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ ORDERED_GRAVE = DeadLetter("grave", ordered=True)
 
 
 def about(seconds: float | None, expected: float) -> bool:
-    """Whether this was so many seconds a moment ago."""
+    """True if this was ``expected`` seconds a moment ago."""
     return seconds is not None and expected - SLACK < seconds <= expected + 0.001
 
 
 async def half_open(harness: Harness, seconds: float = 60) -> None:
-    """Open the circuit and let the time of its probe come."""
+    """Open the circuit and let its probe become due."""
     assert await harness.store.open_circuit("shop", 30, "503")
     await harness.pass_time(31)
     assert await harness.store.probe("shop", seconds)
@@ -211,12 +211,12 @@ async def fail(harness: Harness, error: str = "422", dead_letter: DeadLetter = G
 
 
 async def copies(harness: Harness) -> tuple[Delivery, ...]:
-    """What came for the dead letters' destination."""
+    """Claim what came for the dead-letter destination."""
     return await take(harness, Want("grave", "undertaker", limit=2_000))
 
 
 def content(delivery: Delivery) -> tuple[Any, ...]:
-    """What a copy has in common with its original."""
+    """Return what a copy has in common with its original."""
     return (
         delivery.event_id,
         delivery.aggregate_type,

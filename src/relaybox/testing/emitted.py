@@ -1,4 +1,4 @@
-"""What was emitted since a test began, what the test expects of it, and how one differs from the other."""
+"""The events emitted since a test began, what the test expects, and how they differ."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ COLUMNS = (
     *("payload_data", "payload_encoding", "headers", "idempotency_key", "status", "created_at"),
 )
 COPIES = ("relaybox-dead-letter-from", "relaybox-replay")
-"""Headers of rows that nobody emitted."""
+"""Headers of rows that the application did not emit."""
 
 RECENT = 1_000
-"""More rows than can have been written in the millisecond, by SQLite's clock, in which a test began."""
+"""More rows than can be written in the millisecond, by SQLite's clock, in which a test began."""
 
 SHOWN = 20
 """The most events that a message lists."""
@@ -56,12 +56,12 @@ NEAREST = 3
 EXCERPT = 70
 
 Opened: TypeAlias = Callable[[], AbstractContextManager[Execute]]
-"""Opens what executes a statement without parameters."""
+"""Opens a function that executes a statement without parameters."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmittedEvent:
-    """An event as it was emitted, and how the delivery to each of its destinations stands."""
+    """An emitted event, and the status of its delivery to each destination."""
 
     id: UUID
     type: str
@@ -76,12 +76,12 @@ class EmittedEvent:
 
     @property
     def destinations(self) -> tuple[str, ...]:
-        """Where it goes, in the order of the routes."""
+        """Return where it goes, in the order of the routes."""
         return tuple(self.statuses)
 
 
 class Reader:
-    """Reads the events that were emitted since it was made; ``opened`` instead of a connection of its own."""
+    """Reads the events emitted since it was created, through ``opened`` or its own connection."""
 
     def __init__(self, outbox: Outbox, opened: Opened | None = None) -> None:
         database = outbox.settings.database
@@ -95,7 +95,7 @@ class Reader:
         try:
             self._known = {as_uuid(row[0]) for row in self._execute(newest)}
         except SchemaError:
-            # The test itself may be about to make the tables.
+            # The test itself may create the tables later.
             self._known = set()
 
     def read(self, connection: Any = None) -> list[EmittedEvent]:
@@ -108,7 +108,7 @@ class Reader:
         return self._events(channel(connection, self._event.insert()).execute(self._query()))
 
     async def aread(self, connection: Any = None) -> list[EmittedEvent]:
-        """``read``, on an asynchronous connection or session."""
+        """Return what an asynchronous connection or session sees, or without one, what is committed."""
         if connection is None:
             return await asyncio.to_thread(self.read)
         if not _is_async(connection):
@@ -120,7 +120,7 @@ class Reader:
         return self._events(await async_channel(connection).execute(self._query()))
 
     def execute(self, *statements: sa.Executable) -> list[Row]:
-        """Execute the statements where others see what is committed; return the rows of the last."""
+        """Execute the statements where committed rows are visible; return the rows of the last."""
         if self._apart is not None:
             check_lasting(self._apart)
         return self._execute(*statements)
@@ -137,7 +137,7 @@ class Reader:
         return Query(self._texts(self._select())[0], ())
 
     def _select(self) -> sa.Select[Any]:
-        # No parameters, and JSON as text: so every driver takes the same query and gives the same values.
+        # No parameters, and JSON as text: every driver takes the same query and returns the same values.
         texts = {name: sa.cast(self._event.c[name], sa.Text) for name in ("payload", "headers")}
         since = sa.literal(str(self._dialect.to_time(self._since)), sa.String)
         return (
@@ -173,7 +173,7 @@ def _is_async(connection: Any) -> bool:
 
 
 def check_lasting(database: str) -> None:
-    """Raise where only the application's own connection can see the database."""
+    """Raise if only the application's own connection can see the database."""
     if in_memory(database):
         fix = "it is in memory, where no other connection sees it; pass session=, or name a file"
         raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
@@ -181,7 +181,7 @@ def check_lasting(database: str) -> None:
 
 @contextmanager
 def own_connection(database: str) -> Iterator[Execute]:
-    """A short connection of our own; errors say what a test can do about them."""
+    """Open a short connection of our own; errors say what a test can do about them."""
     try:
         with connected(database, create=False) as execute:
             yield execute
@@ -195,14 +195,16 @@ def own_connection(database: str) -> Iterator[Execute]:
 
 
 def note_if_locked(error: StoreError) -> None:
-    """Say why SQLite is locked in a test."""
+    """Add a note to the error if SQLite is locked: why that happens in a test."""
     if "database is locked" in str(error):
         error.add_note("A transaction of the test is still open: commit it, or roll it back, before this.")
 
 
 class Wanted(TypedDict, total=False):
-    """What may be said of an event, beside its type. ``payload`` and ``headers`` need only be contained in
-    the event's own; a function is given them and says whether they are right.
+    """What a test expects besides the type.
+
+    An event's ``payload`` and ``headers`` may hold more than expected. A function gets them and returns True
+    if they match.
     """
 
     aggregate_type: str
@@ -215,7 +217,7 @@ class Wanted(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Expectation:
-    """What is looked for; the type is a pattern, as in a route."""
+    """What a test looks for; the type is a pattern, as in a route."""
 
     event_type: str
     aggregate_type: str | None = None
@@ -227,7 +229,7 @@ class Expectation:
 
     @property
     def said(self) -> dict[str, Any]:
-        """What is expected beside the type."""
+        """Return what is expected besides the type."""
         given = {name: value for name, value in vars(self).items() if value is not None and value is not ...}
         del given["event_type"]
         return given
@@ -237,7 +239,7 @@ class Expectation:
         return ", ".join([self.event_type, *said])
 
     def differences(self, event: EmittedEvent) -> list[str]:
-        """Say what is not as expected; nothing where the event is the one."""
+        """Describe what is not as expected; empty if the event matches."""
         found = []
         if not Routes([Route(self.event_type, to="test")]).destinations(event.type):
             found.append(f"its type is {event.type!r}, not {self.event_type!r}")
@@ -272,9 +274,9 @@ def _content(name: str, wanted: Any, seen: Any) -> Iterator[str]:
 
 
 def missing(wanted: Any, seen: Any, path: str) -> Iterator[str]:
-    """What of ``wanted`` is not in ``seen``: objects may hold more, everything else is equal.
+    """Describe what of ``wanted`` is not in ``seen``: objects may hold more, other values must be equal.
 
-    Values are compared as they are, and as they are stored: ``Decimal("1.5")`` is ``"1.5"``.
+    Values are compared as they are and as they are stored: ``Decimal("1.5")`` equals ``"1.5"``.
     """
     if isinstance(wanted, Mapping) and isinstance(seen, Mapping):
         for key, value in wanted.items():
@@ -301,18 +303,17 @@ def _is_array(value: Any) -> bool:
 
 
 def _equal(wanted: Any, seen: Any) -> bool:
-    # In JSON true is not 1, as it is in Python.
+    # In JSON, unlike in Python, true is not 1.
     same_kind = isinstance(wanted, bool) == isinstance(seen, bool) or not isinstance(wanted, bool | int)
     return same_kind and bool(wanted == seen)
 
 
 def _name(key: Any) -> str:
-    """A key as it is stored."""
     return key if isinstance(key, str) else str(next(iter(_stored({key: None})), key))
 
 
 def _stored(value: Any) -> Any:
-    """What a database gives back of a value; one that cannot be stored, such as a matcher, as it is."""
+    """Return a value as a database returns it, or unchanged if it cannot be stored, such as a matcher."""
     try:
         text, data, _ = encode_payload(value, Limits())
     except PayloadError:
@@ -327,7 +328,7 @@ def _events(count: int) -> str:
 def not_found(
     expected: Expectation, events: Sequence[EmittedEvent], found: Sequence[EmittedEvent], count: int | None
 ) -> str:
-    """The message of an ``assert_emitted`` that failed, but for the hints."""
+    """Return the message of a failed ``assert_emitted``, without hints."""
     if found and count is not None:
         return "\n".join([f"{_events(len(found))} of {count} expected: {expected}", *table(found)])
     lines = [f"no event was emitted that is: {expected}", *_near(expected, events)]
@@ -337,13 +338,13 @@ def not_found(
 
 
 def found_instead(expected: Expectation, found: Sequence[EmittedEvent]) -> str:
-    """The message of a ``refute_emitted`` that failed."""
+    """Return the message of a failed ``refute_emitted``."""
     head = f"{_events(len(found))} emitted that should not be: {expected}"
     return "\n".join([head, *table(found)])
 
 
 def _near(expected: Expectation, events: Sequence[EmittedEvent]) -> Iterator[str]:
-    """The events that differ least; one of another type is near only if nothing else differs."""
+    """Yield the events that differ least; one of another type only if nothing else differs."""
     candidates = []
     for event in events:
         differences = expected.differences(event)
@@ -356,7 +357,7 @@ def _near(expected: Expectation, events: Sequence[EmittedEvent]) -> Iterator[str
 
 
 def table(events: Sequence[EmittedEvent]) -> list[str]:
-    """The events, one a line, in columns."""
+    """Return the events as a table, one a line."""
     rows = [("event type", "aggregate", "destinations", "payload")]
     for event in events[:SHOWN]:
         aggregate = f"{event.aggregate_type} {event.aggregate_id}"

@@ -1,4 +1,4 @@
-"""What the tests of a store's contract share: a look at its rows, and short words for what they do."""
+"""Helpers that the tests of a store's contract share."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Seen(NamedTuple):
 
 
 class Harness(Protocol):
-    """What the contract needs to know of a store beyond its methods."""
+    """What the contract needs of a store beyond its methods."""
 
     store: Store
 
@@ -38,15 +38,15 @@ class Harness(Protocol):
         payload: Any = None,
         headers: Mapping[str, Any] | None = None,
     ) -> UUID:
-        """Commit one event, due ``delay`` seconds from now; the row's id."""
+        """Commit one event, due ``delay`` seconds from now, and return the row's id."""
         ...
 
     async def emit_many(self, destination: str, count: int) -> list[UUID]:
-        """Commit events without keys, in one transaction; the rows' ids."""
+        """Commit events without keys in one transaction, and return the rows' ids."""
         ...
 
     async def see(self, id_: UUID) -> Seen | None:
-        """The row now; None where there is none."""
+        """Return the row now, or None."""
         ...
 
     async def pass_time(self, seconds: float) -> None:
@@ -54,7 +54,7 @@ class Harness(Protocol):
         ...
 
     async def hold(self, destination: str, held: bool, *, seconds: float | None = None) -> None:
-        """Pause the destination, for ``seconds`` where given, or go on."""
+        """Pause the destination, for ``seconds`` if given, or resume it."""
         ...
 
 
@@ -80,31 +80,31 @@ async def emit(harness: Harness, count: int, *, key: str | None = None) -> list[
 
 
 async def see(harness: Harness, id_: UUID) -> Seen:
-    """The row, which must exist."""
+    """Return the row, which must exist."""
     seen = await harness.see(id_)
     assert seen is not None
     return seen
 
 
 async def states(harness: Harness, ids: Iterable[UUID]) -> list[State]:
-    """The states of rows, which must exist."""
+    """Return the states of rows, which must exist."""
     return [(await see(harness, id_)).state for id_ in ids]
 
 
 async def take(harness: Harness, wanted: Want) -> tuple[Delivery, ...]:
-    """Claim; the deliveries."""
+    """Claim, and return the deliveries."""
     return (await harness.store.claim(wanted)).deliveries
 
 
 async def claimed(harness: Harness, wanted: Want) -> list[UUID]:
-    """Claim; the ids in their order."""
+    """Claim, and return the ids in order."""
     return [delivery.id for delivery in await take(harness, wanted)]
 
 
 async def settle(
     harness: Harness, deliveries: Sequence[Delivery], *outcomes: Outcome, **options: Any
 ) -> frozenset[UUID]:
-    """Settle them, all alike or each with its outcome; the ids of those whose lease was lost."""
+    """Settle all alike, or each with its outcome. Return the ids with a lost lease."""
     each = outcomes * len(deliveries) if len(outcomes) == 1 else outcomes
     settlements = [Settlement(*pair) for pair in zip(deliveries, each, strict=True)]
     return await harness.store.settle(settlements, **options)
@@ -118,7 +118,7 @@ async def settle_all(harness: Harness, outcome: Outcome) -> frozenset[UUID]:
 
 
 async def die(harness: Harness, wanted: Want, *, times: int = 1) -> None:
-    """Claim, and let the leases run out, as a relay does that dies."""
+    """Claim, and let the leases expire, as a dying relay does."""
     for _ in range(times):
         deliveries = await take(harness, wanted)
         assert deliveries
@@ -127,13 +127,13 @@ async def die(harness: Harness, wanted: Want, *, times: int = 1) -> None:
 
 
 async def hold_alone(harness: Harness, deliveries: Sequence[Delivery]) -> None:
-    """Have the death of a lone suspect count, as a relay does that has no other."""
+    """Make the death of a lone suspect count, as a relay that holds no other row does."""
     if len(deliveries) == 1 and deliveries[0].suspect:
         await harness.store.hold_alone(deliveries[0], True)
 
 
 async def drain(harness: Harness, *, limit: int, chance: random.Random | None = None) -> list[UUID]:
-    """Claim and settle until nothing is left; the ids in the order of their delivery."""
+    """Claim and settle until nothing is left. Return the ids in order of delivery."""
     delivered: list[UUID] = []
     idle = 0
     while idle < 3:
@@ -152,7 +152,7 @@ async def drain(harness: Harness, *, limit: int, chance: random.Random | None = 
 
 
 def _send(deliveries: tuple[Delivery, ...], chance: random.Random | None) -> list[Settlement]:
-    """Deliver, but now and then a row of a key is retried and the rest of its run is released."""
+    """Deliver, but now and then retry a row of a key and release the rest of its run."""
     stopped: set[str | None] = set()
     settlements = []
     for delivery in deliveries:

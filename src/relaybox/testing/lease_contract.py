@@ -1,4 +1,4 @@
-"""Leases, outcomes, zombies and suspects: the contract of a store where order does not matter."""
+"""Leases, outcomes, expired relays and suspects: the contract of a store without order."""
 
 from __future__ import annotations
 
@@ -287,7 +287,7 @@ class LeaseContract:
         await harness.store.release(claim)
         assert await see(harness, id_) == Seen("due", 0, 2, None)
         [again] = await take(harness, want())
-        # A zombie's word changes nothing.
+        # A relay with an expired lease changes nothing.
         await harness.store.hold_alone(claim[0], True)
         await harness.pass_time(LEASE + 1)
         assert [(d.attempts, d.crashes) for d in await take(harness, want())] == [(1, 3)]

@@ -102,7 +102,7 @@ class OrderContract:
         short = want(10, ordered=True, run=2)
         claims = [await harness.store.claim(short) for _ in range(4)]
         assert [d.id for d in claims[0].deliveries] == hot[:2]
-        # What is left of the key is parked, and does not fill the window.
+        # The rest of the key is parked, and does not fill the window.
         assert {d.id for claim in claims[1:] for d in claim.deliveries} == set(others)
         await settle(harness, claims[0].deliveries, Delivered())
         assert await claimed(harness, short) == hot[2:4]

@@ -1,7 +1,4 @@
-"""The pytest plugin: the fixture ``outbox``.
-
-Every project's pytest loads this file where Relaybox is installed, so it imports nothing of weight.
-"""
+"""The pytest plugin. pytest loads it in every project with Relaybox installed, so it must import quickly."""
 
 from __future__ import annotations
 
@@ -26,10 +23,10 @@ FIX = (
 )
 DJANGO_APP = "relaybox.contrib.django"
 DATABASE_FIXTURES = "db transactional_db django_db_reset_sequences django_db_serialized_rollback live_server"
-"""Of pytest-django: a test that asks for one of these may use the database."""
+"""Fixtures of pytest-django; a test that requests one of them may use the database."""
 
 BLOCKED = "Database access not allowed"
-"""What pytest-django says to a test that may not."""
+"""pytest-django's message to a test that may not use the database."""
 
 NO_DATABASE = (
     "the fixture outbox reads the database, which this test may not use: mark it with @pytest.mark.django_db,"
@@ -38,13 +35,13 @@ NO_DATABASE = (
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The settings."""
+    """Add the settings."""
     parser.addini("relaybox_app", "where your Outbox is, as package.module:name", default="")
     parser.addini("relaybox_real", "deliver for real in every test", type="bool", default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The marker."""
+    """Add the marker."""
     config.addinivalue_line("markers", MARKER)
 
 
@@ -70,7 +67,7 @@ def outbox(request: pytest.FixtureRequest, relaybox_outbox: Outbox) -> Iterator[
 
 
 def named_outbox(path: str) -> Outbox:
-    """The Outbox at ``package.module:name``."""
+    """Return the Outbox at ``package.module:name``."""
     if not path:
         raise pytest.UsageError(f"relaybox: no Outbox to test with: {FIX}")
     module, _, name = path.partition(":")
@@ -82,7 +79,6 @@ def named_outbox(path: str) -> Outbox:
 
 
 def _in_django() -> bool:
-    """Whether Django is set up in this process, and Relaybox is among its apps."""
     registry = sys.modules.get("django.apps")
     return registry is not None and registry.apps.ready and registry.apps.is_installed(DJANGO_APP)
 
@@ -92,7 +88,7 @@ def _project_outbox(request: pytest.FixtureRequest) -> Outbox:
     from relaybox.contrib.django.outbox import get_outbox
 
     if request.config.pluginmanager.hasplugin("django"):
-        # Before that, the settings name the databases that are no test's.
+        # Before this, the settings name the real databases, not the test databases.
         request.getfixturevalue("django_db_setup")
     return get_outbox(default_alias())
 
@@ -114,7 +110,6 @@ def _django_probe(request: pytest.FixtureRequest, using: str, real: tuple[str, .
 
 
 def _real(request: pytest.FixtureRequest) -> tuple[str, ...] | None:
-    """The destinations that keep their own sinks; ``None`` for all."""
     markers = list(request.node.iter_markers("relaybox_real"))
     if request.config.getini("relaybox_real") or any(not marker.args for marker in markers):
         return None

@@ -1,4 +1,4 @@
-"""What a test holds of an outbox: look at what was emitted, deliver it, and make destinations fail."""
+"""A test's view of an outbox: inspect what was emitted, deliver it, and make destinations fail."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ from relaybox.testing.emitted import (
 from relaybox.wire.envelope import event_of
 
 Trouble: TypeAlias = int | BaseException | type[BaseException]
-"""An HTTP status, or what a handler may raise."""
+"""An HTTP status, or an exception that a handler may raise."""
 
 _NOTHING_DUE = (
     "nothing committed was due; a relay has a connection of its own and does not see what an open"
@@ -53,9 +53,7 @@ _UNSEEN = (
 
 
 class OutboxProbe:
-    """An outbox during one test. Destinations that are no functions are captured in memory, unless they are
-    in ``real`` (``None``: all are).
-    """
+    """An outbox during one test. All but functions and ``real`` destinations (None: all) are captured."""
 
     def __init__(
         self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
@@ -69,7 +67,7 @@ class OutboxProbe:
 
     @contextmanager
     def installed(self) -> Iterator[None]:
-        """While the block runs, every relay of the outbox sends as this test says."""
+        """Make every relay of the outbox send as this test says, while the block runs."""
         before, self._outbox._sink_of = self._outbox._sink_of, self._sink_of
         try:
             yield
@@ -84,10 +82,10 @@ class OutboxProbe:
         count: int | None = None,
         **wanted: Unpack[Wanted],
     ) -> list[EmittedEvent]:
-        """The events of this test that are as said, oldest first; fails if there is none, or not ``count``.
+        """Return this test's matching events, oldest first; fail if there is none, or not ``count``.
 
         ``event_type`` is a pattern, as in a route. ``session`` is a session or connection to look through,
-        and is flushed; without one, only what is committed is seen. For the rest see ``Wanted``.
+        and is flushed; without one, only committed events are seen. See ``Wanted`` for the rest.
         """
         __tracebackhide__ = True
         expected = self._expect(event_type, wanted)
@@ -101,27 +99,27 @@ class OutboxProbe:
         count: int | None = None,
         **wanted: Unpack[Wanted],
     ) -> list[EmittedEvent]:
-        """``assert_emitted``, where ``session`` is asynchronous."""
+        """Do what ``assert_emitted`` does, through an asynchronous ``session``."""
         __tracebackhide__ = True
         expected = self._expect(event_type, wanted)
         return self._found(expected, await self._reader.aread(session), count, session)
 
     def refute_emitted(self, event_type: str = "*", *, session: Any = None, **wanted: Unpack[Wanted]) -> None:
-        """Fail where an event of this test is as said; without arguments, where there is any."""
+        """Fail if an event of this test matches; without arguments, if there is any."""
         __tracebackhide__ = True
         _refute(self._expect(event_type, wanted), self._reader.read(session))
 
     async def arefute_emitted(
         self, event_type: str = "*", *, session: Any = None, **wanted: Unpack[Wanted]
     ) -> None:
-        """``refute_emitted``, where ``session`` is asynchronous."""
+        """Do what ``refute_emitted`` does, through an asynchronous ``session``."""
         __tracebackhide__ = True
         _refute(self._expect(event_type, wanted), await self._reader.aread(session))
 
     async def adrain(self, *, ignore_backoff: bool = False) -> Drained:
-        """Deliver what is committed and due, then return; what it did, and nothing is asserted.
+        """Deliver what is committed and due. Return what was done, without asserting anything.
 
-        ``ignore_backoff``: what waits for its next attempt, or behind an open circuit, is due now.
+        ``ignore_backoff``: also deliver what waits for its next attempt or behind an open circuit.
         """
         check_lasting(self._outbox.settings.database)
         if ignore_backoff:
@@ -137,40 +135,39 @@ class OutboxProbe:
         return tally.drained
 
     def drain(self, *, ignore_backoff: bool = False) -> Drained:
-        """``adrain``, from synchronous code."""
+        """Run ``adrain`` from synchronous code."""
         if in_loop():
             raise ConfigError("drain() inside a running event loop: write `await outbox.adrain()`")
         return run(self.adrain(ignore_backoff=ignore_backoff))
 
     def fail_next(self, destination: str, trouble: Trouble, *, times: int = 1) -> None:
-        """Make the next ``times`` deliveries to a destination fail, after those that were to fail already.
+        """Make the next ``times`` deliveries fail, after failures that are already queued.
 
-        ``trouble`` is an HTTP status, with the meaning it has for webhooks, or what a handler may raise:
-        ``Retry``, ``Reject``, ``Unavailable`` or another exception, as a class or an instance.
+        ``trouble`` is an HTTP status, as it is understood for webhooks, or any exception, class or instance.
         """
         if times < 1:
             raise ConfigError(f"fail_next: times={times}: give 1 or more")
         self._stage(destination).failures.extend([failure(trouble)] * times)
 
     def capture(self, destination: str) -> MemorySink:
-        """Keep deliveries to a destination in memory from now on, also where it is a function."""
+        """Keep deliveries to a destination in memory from now on, even if it is a function."""
         stage = self._stage(destination)
         if stage.captured is None:
             stage.captured = MemorySink()
         return stage.captured
 
     def sent(self, destination: str) -> list[Event]:
-        """The events that were delivered to a destination in this test, whatever its sink."""
+        """Return the events delivered to a destination in this test, with any sink."""
         return list(self._stage(destination).sent)
 
     def clear(self) -> None:
-        """Delete every committed row of this outbox's tables, and with them circuits and pauses."""
+        """Delete every committed row of this outbox's tables, including circuits and pauses."""
         tables = self._outbox.tables
         names = (each.name for each in fields(tables) if each.name != "migration")
         self._reader.execute(*(sa.delete(getattr(tables, name)) for name in names))
 
     async def aclear(self) -> None:
-        """``clear``, without holding up the event loop."""
+        """Run ``clear`` without blocking the event loop."""
         await asyncio.to_thread(self.clear)
 
     def _stage(self, name: str) -> Stage:
@@ -187,7 +184,6 @@ class OutboxProbe:
         return self._stages[name]
 
     def _sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
-        """Return what a relay gets as the destination's sink; ``own`` opens the one it has elsewhere."""
         stage = self._stage_of(destination)
         return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 
@@ -197,7 +193,7 @@ class OutboxProbe:
 
     def _expect(self, event_type: str, wanted: Wanted) -> Expectation:
         if "destination" in wanted:
-            # A name that does not exist would make every refute_emitted pass.
+            # An unknown name would make every refute_emitted pass.
             self._stage(wanted["destination"])
         return Expectation(event_type, **wanted)
 
@@ -234,7 +230,7 @@ def _refute(expected: Expectation, events: Sequence[EmittedEvent]) -> None:
 
 
 def no_backoff(tables: Tables) -> list[sa.Update]:
-    """What makes due whatever waits for its next attempt, or behind an open circuit."""
+    """Return statements that make due what waits for its next attempt or behind an open circuit."""
     event, destination = tables.event, tables.destination
     waits = (event.c.status == "pending") & event.c.last_attempt_at.is_not(None)
     return [
@@ -244,7 +240,7 @@ def no_backoff(tables: Tables) -> list[sa.Update]:
 
 
 def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError | None:
-    """What the database said, if that is what ended the lanes."""
+    """Return the database's error, if that is what ended the lanes."""
     if isinstance(raised, StoreError):
         return raised
     found = (
@@ -255,7 +251,7 @@ def _store_error(raised: StoreError | ExceptionGroup[Exception]) -> StoreError |
 
 @dataclass
 class Stage:
-    """What a test says of one destination, and what arrived there."""
+    """What a test prescribes for one destination, and what arrived there."""
 
     captured: MemorySink | None
     failures: deque[Retry | Reject | Unavailable] = field(default_factory=deque)
@@ -263,7 +259,7 @@ class Stage:
 
 
 class StagedSink(OneByOne):
-    """Sends through another sink, one at a time, unless the test says that this one is to fail."""
+    """Sends through another sink, one at a time, unless the test makes a delivery fail."""
 
     def __init__(self, destination: Destination, stage: Stage, inner: Sink) -> None:
         super().__init__(destination.concurrency)
@@ -271,7 +267,7 @@ class StagedSink(OneByOne):
         self._inner = inner
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Fail as told, or send it and keep its event."""
+        """Fail as prescribed, or send it and keep its event."""
         event = event_of(delivery)
         if self._stage.failures:
             raise self._stage.failures.popleft()
@@ -281,12 +277,12 @@ class StagedSink(OneByOne):
         self._stage.sent.append(event)
 
     async def close(self) -> None:
-        """Give up what the other sink holds."""
+        """Close the other sink."""
         await self._inner.close()
 
 
 def failure(trouble: Trouble) -> Retry | Reject | Unavailable:
-    """The answer of a destination that is in this trouble, as its own sink would give it."""
+    """Return the answer that a destination's own sink would give in this case."""
     if isinstance(trouble, int):
         if isinstance(trouble, bool) or not 100 <= trouble <= 599 or trouble // 100 == 2:
             raise ConfigError(f"fail_next: {trouble} is no HTTP status of a failure, such as 503")
@@ -304,7 +300,7 @@ def failure(trouble: Trouble) -> Retry | Reject | Unavailable:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What a drain did. ``held`` says of destinations that are paused, or whose circuit is open, why."""
+    """What a drain did. ``held`` says why destinations are paused or their circuits open."""
 
     delivered: int = 0
     retried: int = 0
@@ -314,7 +310,7 @@ class Drained:
 
 
 class Tally(Observer):
-    """Counts what a relay does; ``note`` is for one that found nothing to do."""
+    """Counts what a relay does; ``note`` is the text if it found nothing to do."""
 
     def __init__(self, note: str = _NOTHING_DUE) -> None:
         self._note = note
@@ -323,12 +319,12 @@ class Tally(Observer):
 
     @property
     def drained(self) -> Drained:
-        """The counts so far."""
+        """Return the counts so far."""
         note = "" if self._held or self._count else self._note
         return Drained(**asdict(self._count), held=dict(self._held), note=note)
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """What was failed on the spot counts too."""
+        """Count deliveries that the claim failed, and record what holds the destination up."""
         self._count.failed += len(claim.failed)
         if claim.held is not None:
             state = "paused" if claim.held.why == "paused" else "circuit open"
@@ -339,6 +335,6 @@ class Tally(Observer):
         self._count.add(settlements, lost)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """One that closed holds nothing up any more."""
+        """Forget the hold of a destination with a closed circuit."""
         if state == "closed":
             self._held.pop(destination, None)

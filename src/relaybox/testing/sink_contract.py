@@ -1,13 +1,13 @@
-"""The contract of a sink as tests, for every sink there is and for one of your own.
+"""The contract of a sink as tests, for our sinks and for your own.
 
-Subclass ``SinkContract`` in a test module, give it a ``harness`` fixture, and pytest (with pytest-asyncio in
-auto mode) runs the whole contract on it::
+Subclass ``SinkContract`` in a test module and give it a ``harness`` fixture. pytest (with pytest-asyncio in
+auto mode) then runs the whole contract::
 
     class TestMySink(SinkContract):
         @pytest.fixture
         async def harness(self): ...
 
-A sink whose destination answers at once, such as a list, sets ``waits = False``.
+Set ``waits = False`` if the destination answers at once, such as a list.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ Trouble = Literal["retry", "reject", "unavailable", "crash"]
 
 
 class SinkHarness(Protocol):
-    """What the contract needs to know of a sink's destination."""
+    """What the contract needs of a sink's destination."""
 
     sink: Sink
 
     def trouble(self, event_id: UUID, kind: Trouble) -> None:
-        """Have the destination answer so to this event; ``crash``: break off without an answer."""
+        """Make the destination answer this event so; ``crash``: break off without an answer."""
         ...
 
     def together(self, event_ids: Sequence[UUID]) -> None:
-        """Have the destination answer to none of these events before all of them have arrived."""
+        """Make the destination answer none of these events before all have arrived."""
         ...
 
     async def arrival(self) -> None:
@@ -47,7 +47,7 @@ class SinkHarness(Protocol):
         ...
 
     def received(self) -> list[UUID]:
-        """The ids of the events that arrived, in the order of their arrival, whatever the answer."""
+        """Return the ids of the events that arrived, in order of arrival, with any answer."""
         ...
 
 
@@ -55,7 +55,7 @@ class SinkContract:
     """Each test is a sentence of the contract in ``relaybox.sinks.sink``."""
 
     waits = True
-    """Whether the destination can keep a delivery waiting."""
+    """True if the destination can keep a delivery waiting."""
 
     async def test_what_the_destination_acknowledges_is_delivered(self, harness: SinkHarness) -> None:
         [delivery] = deliveries(1)
@@ -183,7 +183,7 @@ _positions = itertools.count(1)
 
 
 def deliveries(count: int, key: str | None = None) -> list[Delivery]:
-    """New deliveries of one key, or without one."""
+    """Return new deliveries with one key, or without one."""
     return [make_delivery(key=key) for _ in range(count)]
 
 
@@ -195,7 +195,7 @@ def make_delivery(
     headers: str = "{}",
     attempts: int = 1,
 ) -> Delivery:
-    """A delivery as a store hands it out; ``data`` is a payload of bytes."""
+    """Return a delivery as a store hands it out; ``data`` is a binary payload."""
     return Delivery(
         id=uuid4(),
         event_id=uuid4(),
@@ -220,10 +220,10 @@ def make_delivery(
 
 
 def event_ids(batch: Sequence[Delivery]) -> list[UUID]:
-    """The ids that receivers see."""
+    """Return the ids that receivers see."""
     return [delivery.event_id for delivery in batch]
 
 
 def type_of(answer: Answer) -> type[Answer]:
-    """``Unavailable`` for its kinds, else the answer's own type."""
+    """Return ``Unavailable`` for its subclasses, else the answer's own type."""
     return Unavailable if isinstance(answer, Unavailable) else type(answer)

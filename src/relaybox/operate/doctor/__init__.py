@@ -1,8 +1,8 @@
-"""Finds what is wrong with a set-up, and says what fixes it.
+"""Find what is wrong with a set-up, and say how to fix it.
 
-A check is a function with the decorator ``check``, in the module about what it looks at. Its name is the
-function's. List a new one in ``CHECKS``, in the help of ``relaybox doctor`` and in ``docs/how-to/doctor.md``.
-Every check runs by itself and is bounded, so that it cannot hide what another finds.
+A check is a function with the decorator ``check``; its name is the function's. List a new one in ``CHECKS``,
+in the help of ``relaybox doctor`` and in ``docs/how-to/doctor.md``. Every check runs by itself with a time
+limit, so it cannot hide the findings of another.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ from relaybox.stores.sql.ledger import SqlLedger
 __all__ = ["CHECKS", "Check", "Finding", "Level", "Report", "Unseen", "choose", "examine"]
 
 CHECK_SECONDS = 12.0
-"""How long one check may take in all."""
 
 ACTOR = "doctor"
 
@@ -67,7 +66,6 @@ CHECKS: tuple[Check, ...] = (
     deliveries.payloads,
     deliveries.relays,
 )
-"""Every check, in the order in which they are made."""
 
 
 async def examine(
@@ -78,7 +76,7 @@ async def examine(
     skip: Sequence[str] = (),
     clock: Callable[[], float] = time.time,
 ) -> Report:
-    """Run every check, or ``only`` those named, but not those to ``skip``."""
+    """Run every check, or ``only`` those named, without those in ``skip``."""
     chosen = choose(only, skip)
     context = Context(settings, handlers, clock)
     of_settings = [_run(check, context) for check in chosen if check.needs == "settings"]
@@ -92,7 +90,7 @@ async def examine(
 
 
 def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
-    """Return the checks of these names; raise ``ConfigError`` if there is no such check."""
+    """Return the checks with these names; raise ``ConfigError`` if one is unknown."""
     known = [check.name for check in CHECKS]
     for name in (*only, *skip):
         if name not in known:
@@ -102,7 +100,7 @@ def choose(only: Sequence[str], skip: Sequence[str]) -> list[Check]:
 
 
 async def _run_on_database(context: Context, checks: Sequence[Check]) -> list[Finding | Unseen]:
-    """Run the checks one after the other; each gets a connection that works."""
+    """Run the checks in sequence; each gets a working connection."""
     found: list[Finding | Unseen] = []
     if not checks:
         return found
@@ -114,7 +112,7 @@ async def _run_on_database(context: Context, checks: Sequence[Check]) -> list[Fi
                 if opened.outbox.dialect in check.on and (opened.version or check.needs != "tables"):
                     found += await _run(check, opened)
     except Exception as error:
-        # It may be of any kind: a driver's, or the file system's.
+        # Any kind of error: a driver's, or the file system's.
         found.append(_unreachable(context.settings, error))
     return found
 
@@ -135,7 +133,7 @@ async def _opened(context: Context) -> AsyncIterator[DatabaseContext]:
             version = await schema.recorded_version(opened)
         yield replace(opened, version=version)
     finally:
-        # An error of closing must not hide what was found.
+        # An error while closing must not hide the findings.
         with suppress(Exception):
             async with asyncio.timeout(CHECK_SECONDS):
                 await store.close()
@@ -167,7 +165,6 @@ def _unreachable(settings: Settings, error: BaseException) -> Finding:
 
 
 async def _run(check: Check, context: Context) -> list[Finding | Unseen]:
-    """Return what one check finds, and what ended it early."""
     found: list[Finding | Unseen] = []
     try:
         async with asyncio.timeout(CHECK_SECONDS):

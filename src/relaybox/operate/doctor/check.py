@@ -1,4 +1,4 @@
-"""A check, what it sees (the settings, the database that they name), and what it yields: findings."""
+"""A check, the context it sees (settings, database), and the findings it yields."""
 
 from __future__ import annotations
 
@@ -18,8 +18,10 @@ from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
 
 Level: TypeAlias = Literal["error", "warning", "info"]
-"""``error``: events are not delivered, or will not be. ``warning``: they are, but worse than they could be.
-``info``: worth knowing, and perhaps meant so."""
+"""``error``: events are not delivered, or will not be.
+
+``warning``: they are, but not as well as they could be. ``info``: worth knowing, and perhaps intended.
+"""
 
 LEVELS: tuple[Level, ...] = ("error", "warning", "info")
 
@@ -27,24 +29,23 @@ SERVERS = ("postgresql", "mariadb", "mysql")
 EVERY_DATABASE = (*SERVERS, "sqlite")
 
 Need: TypeAlias = Literal["settings", "database", "tables"]
-"""The least that a check needs: a ``Context``, a ``DatabaseContext``, or one whose tables exist."""
+"""The least that a check needs: a ``Context``, a ``DatabaseContext``, or one with tables."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that is wrong: what was seen, and the command, the SQL or the words that fix it."""
+    """Something wrong: what was seen, and the command, SQL or advice that fixes it."""
 
     level: Level
     title: str
     detail: str
     fix: str
     check: str = ""
-    """The name of the check that found it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """What a check could not look at, and why; it may be right or wrong."""
+    """What a check could not look at, and why."""
 
     reason: str
     check: str = ""
@@ -60,7 +61,7 @@ class Report:
 
     @property
     def sick(self) -> bool:
-        """True if there is an error among the findings."""
+        """True if a finding is an error."""
         return any(finding.level == "error" for finding in self.findings)
 
 
@@ -74,7 +75,7 @@ class Context:
     settings: Settings
     handlers: Handlers
     clock: Callable[[], float]
-    """Return the time of this host, in seconds since 1970."""
+    """Returns this host's time, in seconds since 1970."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,10 +88,7 @@ class DatabaseContext(Context):
     version: int = 0
 
     async def ask(self, sql: str, **params: Any) -> list[Row]:
-        """Return the rows of one query, written like the store's statements; it cannot change anything.
-
-        It has a limit of time where the server has one.
-        """
+        """Return the rows of one read-only query, written like the store's and time-limited if possible."""
         if self.outbox.dialect == "mariadb":
             sql = server.bounded_on_mariadb(sql)
         queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]
@@ -106,7 +104,7 @@ class DatabaseContext(Context):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One thing to look at; ``run`` yields what is wrong with it, on the databases that ``on`` names."""
+    """One thing to check; ``run`` yields what is wrong, on the databases that ``on`` names."""
 
     name: str
     run: Callable[[Any], Results]
@@ -117,16 +115,16 @@ class Check:
 def check(
     *, needs: Need = "tables", on: Collection[str] = EVERY_DATABASE
 ) -> Callable[[Callable[[Any], Results]], Check]:
-    """Make a check of the function below; it has the function's name."""
+    """Turn a function into a check with the function's name."""
     return lambda run: Check(run.__name__, run, needs, on)
 
 
 def typed(*words: str) -> str:
-    """Return a command of ours as a user types it."""
+    """Return one of our commands as a user types it."""
     return f"{Program.name} {' '.join(map(shlex.quote, words))}"
 
 
 def split_fix(text: str) -> tuple[str, str]:
-    """Return what an error says, in one line, and the fix after its last semicolon."""
+    """Return an error's text in one line, and the fix after its last semicolon."""
     seen, _, fix = " ".join(text.split()).rpartition("; ")
     return (seen, fix) if seen else (fix, "")

@@ -19,12 +19,12 @@ from relaybox.sinks.open import handler_of, open_sink
 from relaybox.sinks.sink import describe
 
 ANSWER_SECONDS = 5.0
-"""How long a sink has to answer, and then to close."""
+"""Seconds that a sink has to answer, and then to close."""
 
 
 @check(needs="settings")
 async def settings(context: Context) -> Results:
-    """Find settings that are allowed but hardly do what was meant, and destinations that nothing leads to."""
+    """Find valid settings that hardly do what was meant, and destinations that nothing leads to."""
     configured = context.settings.destinations
     if not configured:
         detail = "nothing that is emitted can be delivered"
@@ -53,7 +53,7 @@ def _warnings(destination: Destination) -> list[str]:
 
 @check(needs="settings")
 async def sinks(context: Context) -> Results:
-    """Find secrets, functions and packages that are missing, and sinks that do not answer; all at once."""
+    """Find missing secrets, functions and packages, and sinks that do not answer; all concurrently."""
     looks = [_sink(context, destination) for destination in context.settings.destinations]
     for found in await asyncio.gather(*looks):
         if found is not None:
@@ -96,7 +96,6 @@ async def _log(settings: Settings, destination: Destination) -> Finding | None:
 
 
 async def _reach(destination: Destination, sink: Any) -> Finding | None:
-    """Connect to the sink, if it is of a kind that can be connected to."""
     if not hasattr(sink, "check"):
         return None
     seconds = min(ANSWER_SECONDS, destination.timeout)

@@ -1,4 +1,4 @@
-"""Checks of the database: its server, the rights of our role, notifications, its clock, and dead rows."""
+"""Checks of the database: server, role's privileges, notifications, clock, and dead rows."""
 
 from __future__ import annotations
 
@@ -23,12 +23,11 @@ from relaybox.database.statements import server
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Level, Results, Unseen, check
 
 OLDEST: Final = {"postgresql": (13,), "mariadb": (10, 6), "mysql": (8, 0), "sqlite": (3, 35)}
-"""The oldest versions that are supported."""
 
 NAMES = {"postgresql": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MySQL", "sqlite": "SQLite"}
 
 PACKET = 16 * 1024 * 1024
-"""What MariaDB must take in one statement: a settle of the most rows with the longest errors."""
+"""Bytes that MariaDB must take in one statement: a settle of the most rows with the longest errors."""
 
 FORGETS: Final = (
     "a crash may undo commits that were answered: an event is then lost, or it was sent and never was, or "
@@ -45,16 +44,15 @@ _GRANT = re.compile(r"GRANT (.+?) ON (?:TABLE )?(\S+) TO ")
 READ, NEEDED = "SELECT", CHANGE.split(", ")
 
 CHANNEL = "relaybox_doctor"
-"""Its own, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
+"""Its own channel, so that no relay is woken; always the same, because a pooler may keep a LISTEN."""
 
 NOTIFY_SECONDS = 3.0
-"""How long a notification has to arrive."""
 
 NOTICEABLE = 5.0
 """Seconds of difference that show in the ids and times that this host makes."""
 
 REFUSED = 300.0
-"""Seconds of difference for which receivers refuse signatures with this host's time."""
+"""Seconds of difference at which receivers refuse signatures with this host's time."""
 
 OLD = 60.0
 """Seconds that a transaction may be open."""
@@ -75,14 +73,14 @@ _OFF_FOR_TABLE = {f"autovacuum_enabled={off}" for off in ("false", "off", "no", 
 
 @check(needs="database")
 def database(context: DatabaseContext) -> Results:
-    """Find a version that is too old, and what keeps a relay from writing."""
+    """Find a version that is too old, and reasons why a relay cannot write."""
     looks = {"postgresql": _postgresql, "sqlite": _sqlite}
     return looks.get(context.outbox.dialect, _mysql)(context)
 
 
 def outdated(dialect: str, version: str) -> Finding | None:
-    """Return a finding if this version of a server is too old."""
-    # MariaDB may begin with the version of MySQL that it would be: 5.5.5-10.11.6-MariaDB.
+    """Return a finding if this server version is too old."""
+    # MariaDB may prefix a MySQL version for compatibility: 5.5.5-10.11.6-MariaDB.
     text = version.removeprefix("5.5.5-") if dialect == "mariadb" else version
     match = re.match(r"(\d+)(?:\.(\d+))?", text)
     oldest = OLDEST[dialect]
@@ -131,7 +129,7 @@ async def _sqlite(context: DatabaseContext) -> Results:
 
 
 def _closed(path: Path) -> list[Path]:
-    """Return which of a file and its directory, where the journal is, cannot be written to."""
+    """Return which of a file and its directory, which holds the journal, are not writable."""
     return [one for one in (path, path.absolute().parent) if one.exists() and not os.access(one, os.W_OK)]
 
 
@@ -158,7 +156,7 @@ async def isolation(context: DatabaseContext) -> Results:
 
 @check(needs="database", on=SERVERS)
 def durability(context: DatabaseContext) -> Results:
-    """Find settings by which a commit is confirmed before it is on disk: a crash then undoes it."""
+    """Find settings that confirm a commit before it is on disk, so that a crash can undo it."""
     return (_unsafe_postgresql if context.outbox.dialect == "postgresql" else _unsafe_mysql)(context)
 
 
@@ -180,14 +178,14 @@ async def _unsafe_mysql(context: DatabaseContext) -> Results:
     if int(flush) != 1:
         title = f"innodb_flush_log_at_trx_commit is {flush}"
         yield Finding("warning", title, FORGETS, "SET GLOBAL innodb_flush_log_at_trx_commit = 1;")
-    # InnoDB undoes what is prepared and not in the binary log.
+    # InnoDB rolls back prepared transactions that are not in the binary log.
     if logs and int(sync) != 1:
         yield Finding("warning", f"sync_binlog is {sync}", FORGETS, "SET GLOBAL sync_binlog = 1;")
 
 
 @check(on=SERVERS)
 async def privileges(context: DatabaseContext) -> Results:
-    """Find what a relay needs and the connected role lacks; a role that only reads is not a relay's."""
+    """Find privileges that a relay needs and the connected role lacks; a read-only role is not a relay's."""
     [(role,)] = await context.ask(server.CURRENT_USER[context.outbox.dialect])
     tables = context.outbox.tables()
     every = [getattr(tables, field.name) for field in fields(tables)]
@@ -208,7 +206,6 @@ async def privileges(context: DatabaseContext) -> Results:
 
 
 async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[str, Collection[str]]:
-    """Return the rights to each table that exists."""
     outbox = context.outbox
     if outbox.dialect in MYSQL:
         rows = await context.ask(server.GRANTS_MYSQL)
@@ -218,7 +215,7 @@ async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[st
         return dict.fromkeys(needed, ())
     names = {quoted(outbox, outbox.schema, table): table for table in needed}
     rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=NEEDED)
-    # A missing table is a finding of the schema check.
+    # The schema check reports a missing table.
     held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
     for name, privilege, may in rows:
         if may:
@@ -227,7 +224,7 @@ async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[st
 
 
 def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> dict[str, set[str]]:
-    """Return the rights to these tables from the lines of SHOW GRANTS."""
+    """Return the privileges on these tables from the lines of SHOW GRANTS."""
     held: dict[str, set[str]] = {table: set() for table in tables}
     for line in lines:
         match = _GRANT.match(line)
@@ -244,7 +241,7 @@ def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> di
 
 
 def _like(pattern: str) -> re.Pattern[str]:
-    """Return the regular expression of a MySQL pattern for names of databases."""
+    """Return the regular expression for a MySQL pattern of database names."""
     parts = re.split(r"(\\[_%]|[_%])", pattern)
     words = {"_": ".", "%": ".*"}
     return re.compile("".join(words.get(part, re.escape(part.removeprefix("\\"))) for part in parts))
@@ -267,7 +264,7 @@ def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Findi
 
 @check(needs="database", on=("postgresql",))
 async def listener(context: DatabaseContext) -> Results:
-    """Find that a NOTIFY of one connection is not heard by another, and a pooler that is the reason."""
+    """Find that a NOTIFY on one connection does not reach another, and whether a pooler is the cause."""
     if not context.settings.notify:
         return
     import psycopg
@@ -322,7 +319,7 @@ async def clock(context: DatabaseContext) -> Results:
     """Find that this host's clock, which ids, signatures and logs use, differs from the database's."""
     begun, here = time.monotonic(), context.clock()
     there = await context.store.now()
-    # Half of the way there and back is the best guess of when the database looked at its clock.
+    # Half the round trip is the best guess of when the database read its clock.
     passed = time.monotonic() - begun
     skew = here + passed / 2 - there.timestamp()
     if abs(skew) < NOTICEABLE + passed:
@@ -341,7 +338,7 @@ async def clock(context: DatabaseContext) -> Results:
 
 @check(needs="database", on=SERVERS)
 def transactions(context: DatabaseContext) -> Results:
-    """Find what keeps dead rows from being cleaned up: old transactions, unread slots, old standbys."""
+    """Find what prevents the cleanup of dead rows: old transactions, unread slots, old standbys."""
     return (_kept_postgresql if context.outbox.dialect == "postgresql" else _kept_mysql)(context)
 
 

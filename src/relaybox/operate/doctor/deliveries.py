@@ -20,13 +20,13 @@ from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.wire.codec import decode
 
 SAMPLE = 100
-"""How many of the newest waiting rows are decoded."""
+"""The newest waiting rows that are decoded."""
 
 AT_ONCE = 20
-"""How many payloads are fetched at a time: each may have a mebibyte."""
+"""Payloads that are fetched at a time: each may have a mebibyte."""
 
 NAMED = 20
-"""How many rows a command names."""
+"""Rows that a command names."""
 
 LATE = 60.0
 """Seconds that an event may be due without a relay: cron may run a drain."""
@@ -96,7 +96,7 @@ def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Findin
 
 @check()
 async def payloads(context: DatabaseContext) -> Results:
-    """Find events that do not decode, in a sample of the newest that wait."""
+    """Find events that do not decode, in a sample of the newest waiting ones."""
     page = await context.admin.events(Filter(status="pending"), limit=SAMPLE)
     wrong: dict[tuple[str, str], list[Entry]] = {}
     for start in range(0, len(page.entries), AT_ONCE):
@@ -128,7 +128,7 @@ def undecodable(content: Content) -> str | None:
 
 @check()
 async def relays(context: DatabaseContext) -> Results:
-    """Find that no relay runs while events are due, and how the settings and releases of relays differ."""
+    """Find that no relay runs while events are due, and relays with different settings or releases."""
     stats = await context.admin.stats()
     alive = [relay for relay in stats.relays if is_alive(relay)]
     due = [one for one in stats.destinations if _is_due(one)]
@@ -157,7 +157,6 @@ async def relays(context: DatabaseContext) -> Results:
 
 
 async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
-    """Find different settings of relays, and delivered rows that no relay prunes."""
     said = await SqlUpkeep(context.store).said()
     for name, each in differences(said).items():
         title = f"relays have different settings for {name!r}"

@@ -1,4 +1,4 @@
-"""The check of the schema: how tables differ from those of this release, and the SQL that repairs them."""
+"""The schema check: how tables differ from those of this release, and the SQL that repairs them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ async def recorded_version(context: DatabaseContext) -> int:
 
 @check()
 async def schema(context: DatabaseContext) -> Results:
-    """Find every difference from the tables of this release; of older tables only that they are old."""
+    """Find every difference from this release's tables; for older tables, only that they are old."""
     if context.version < NEWEST:
         title = f"the tables are at version {context.version}, and this release needs {NEWEST}"
         yield Finding("error", title, "commands and relays refuse to work on them", Program.migrate)
@@ -48,7 +48,7 @@ async def schema(context: DatabaseContext) -> Results:
 def differences(
     outbox: Outbox, wanted: dict[str, Table], found: dict[str, Table], *, newer: bool = False
 ) -> Iterator[Finding]:
-    """Find the differences; ``newer``: other columns are those of a newer release."""
+    """Yield the differences; ``newer``: extra columns are those of a newer release."""
     repair, beside = Repair(outbox), () if newer else (_columns_beside,)
     for name, table in wanted.items():
         if name not in found:

@@ -1,4 +1,4 @@
-"""What observers keep by destination: counts in all, counts since the last log, and what holds it up."""
+"""Counts by destination, in total and since the last log, and what holds each up."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ LAGS = 4_000
 
 @dataclass(slots=True)
 class Count:
-    """How many deliveries came to what."""
+    """Numbers of deliveries by outcome."""
 
     delivered: int = 0
     retried: int = 0
     failed: int = 0
 
     def add(self, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count what was settled; what was lost is another relay's to count."""
+        """Count what was settled; another relay counts lost ones."""
         kinds = [type(outcome) for delivery, outcome in settlements if not lost or delivery.id not in lost]
         self.delivered += kinds.count(Delivered)
         self.retried += kinds.count(Retried)
@@ -53,11 +53,11 @@ class Counter(Observer):
 
     @property
     def total(self) -> Count:
-        """Return the count of all destinations."""
+        """Return the total of all destinations."""
         return sum(self.counts.values(), Count())
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Count what failed on the spot, too."""
+        """Count deliveries that the claim failed."""
         self.counts[destination].failed += len(claim.failed)
         if claim.held is not None:
             self.held[destination] = claim.held
@@ -65,13 +65,13 @@ class Counter(Observer):
             self.held.pop(destination, None)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count."""
+        """Count outcomes."""
         self.counts[destination].add(settlements, lost)
 
 
 @dataclass(slots=True)
 class Hold:
-    """An open circuit, or a pause, as this relay last saw it."""
+    """An open circuit or a pause, as this relay last saw it."""
 
     why: str
     reason: str
@@ -80,27 +80,27 @@ class Hold:
 
 
 class Holds(dict[str, Hold]):
-    """What holds up each destination, by this relay's own changes and by what its claims are told."""
+    """What holds up each destination, from this relay's own changes and from its claims."""
 
     def begin(self, destination: str, why: str, reason: str, at: float) -> Hold | None:
-        """Note that it is held up; return what was known before."""
+        """Record that it is held up, and return what was known before."""
         before = self.get(destination)
         known, since = (before.reason, before.since) if before else ("", at)
         self[destination] = Hold(why, reason or known, since)
         return before
 
     def ends(self, destination: str) -> bool:
-        """Return True if a claim that got through says that the hold is over."""
+        """True if a successful claim shows that the hold is over."""
         hold = self.get(destination)
         if hold is None or hold.maybe_over or hold.why == "paused":
             return hold is not None
-        # A probe gets through an open circuit: only a second claim in a row says that it is closed.
+        # A probe passes an open circuit: only a second successful claim shows that it is closed.
         hold.maybe_over = True
         return False
 
 
 class Window:
-    """Counts and lags; ``is_due`` says when it is time to log them."""
+    """Counts and lags; ``is_due`` says when to log them."""
 
     def __init__(self) -> None:
         self._lags: list[float] = []
@@ -108,7 +108,7 @@ class Window:
         self.clear(float("-inf"))
 
     def clear(self, at: float) -> None:
-        """Begin again: it was logged."""
+        """Start again after a log."""
         self.count = Count()
         self.shadowed = 0
         self.told = {"retries": 0, "failures": 0}
@@ -118,7 +118,7 @@ class Window:
     def add(
         self, settlements: Sequence[Settlement], lost: frozenset[UUID], at: float, now: datetime
     ) -> Count:
-        """Count, and return what these came to. Of a long batch a sample of the lags is enough."""
+        """Count, and return the count of these. Sample the lags of a long batch."""
         self._begin(at)
         count = Count()
         count.add(settlements, lost)
@@ -133,7 +133,7 @@ class Window:
         return count
 
     def fail(self, number: int, at: float) -> None:
-        """Count what failed on the spot."""
+        """Count deliveries that the claim failed."""
         self._begin(at)
         self.count.failed += number
 
@@ -142,7 +142,7 @@ class Window:
         return bool(self.count) and at >= self._due
 
     def lag(self, part: float) -> float | None:
-        """Return the seconds from emit to delivered that ``part`` of the deliveries did not exceed."""
+        """Return the lag from emit to delivered, in seconds, at the quantile ``part``."""
         if not self._lags:
             return None
         self._lags.sort()

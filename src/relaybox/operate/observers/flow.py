@@ -1,4 +1,4 @@
-"""What a relay knows of its own health: whether its database answers, and which circuits are open."""
+"""A relay's view of its own health: whether the database answers, and which circuits are open."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from relaybox.relay.observer import Observer
 from relaybox.stores.store import Claim, Settlement
 
 PATIENCE = 5.0
-"""Seconds of trouble with the database before it is a problem: one that fails over is back by then."""
+"""Seconds of database errors before they are a problem: a failover is over by then."""
 
 
 class Flow(Observer):
@@ -27,7 +27,7 @@ class Flow(Observer):
         self._crashed: dict[str, float] = {}
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Note that the database answers, and whether it says that the circuit is open."""
+        """Record that the database answers, and whether the circuit is open."""
         self._well()
         self._crashed.pop(destination, None)
         if claim.held is not None:
@@ -36,18 +36,18 @@ class Flow(Observer):
             del self._open[destination]
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Note that the database answers."""
+        """Record that the database answers."""
         self._well()
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """Note the state of a circuit; a pause is meant."""
+        """Record the state of a circuit. A pause is intended, and is not a problem."""
         if state == "closed":
             self._open.pop(destination, None)
         elif state != "paused":
             self._open.begin(destination, state, reason, self._clock())
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Note that the database is away, or that the lane failed."""
+        """Record that the database is unavailable, or that the lane failed."""
         now = self._clock()
         if isinstance(error, StoreError):
             self._last_trouble = now
@@ -58,8 +58,8 @@ class Flow(Observer):
     def stops(self, *, circuits: bool = True) -> Iterator[Problem]:
         """Yield everything that is wrong now.
 
-        That a circuit is open is what this relay saw last. Where nothing waits any more, or somebody paused
-        the destination, it sees no end of it: a caller that can ask the database leaves ``circuits`` out.
+        Circuits are as this relay last saw them. It does not notice that one closed if nothing waits any more
+        or the destination was paused. A caller that can ask the database passes ``circuits=False``.
         """
         now = self._clock()
         if self._away is not None and now - self._away >= PATIENCE:
@@ -70,6 +70,6 @@ class Flow(Observer):
             yield Problem(name, "its lane failed and is begun again; the log says why", now - since)
 
     def _well(self) -> None:
-        # Of several lanes one may get through while the others do not.
+        # One of several lanes may succeed while the others fail.
         if self._away is not None and self._clock() - self._last_trouble >= PATIENCE:
             self._away = None

@@ -1,7 +1,6 @@
-"""What a person on call reads: work in summary, failures one by one, circuits and trouble as they change.
+"""The relay's log for a person on call: work in summary, failures one by one, changes of circuits.
 
-Each record carries what it says as values too, in its attribute ``relay``, for a log that programs read. At
-the level DEBUG there is a record for every outcome.
+Records have their values in the attribute ``relay``. At DEBUG there is a record for every outcome.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ RETRIES, FAILURES = 5, 100
 DEFECTS_AGAIN = 60.0
 WIDEST_NAME = 24
 BRIEF = 5.0
-"""Seconds; a relay that found nothing in them says so at the level DEBUG."""
+"""Seconds; a relay that stops within them without any work logs it at DEBUG."""
 QUIET = 3.0
-"""Seconds without trouble after which a success ends the spell."""
+"""Seconds without an error after which a success ends the spell."""
 TEXTS = 20
-"""Kinds of trouble that are logged of one spell."""
+"""Different errors that are logged in one spell."""
 _LONGEST = 300
 
 
@@ -57,7 +56,7 @@ class LogObserver(Observer):
         self._width = 0
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Log what failed on the spot, what holds a destination up, and a summary that is due."""
+        """Log deliveries that the claim failed, what holds a destination up, and a summary that is due."""
         now = self._well()
         if claim.failed:
             self._windows[destination].fail(len(claim.failed), now)
@@ -70,7 +69,7 @@ class LogObserver(Observer):
         self._summarise(destination, now)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Log what failed as an error and what is tried again as information; count the rest."""
+        """Log failures as errors and retries as information; count the rest."""
         now = self._well()
         count = self._windows[destination].add(settlements, lost, now, datetime.now(UTC))
         if count.retried or count.failed or log.isEnabledFor(logging.DEBUG):
@@ -79,7 +78,7 @@ class LogObserver(Observer):
         self._summarise(destination, now)
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """Log that leases were taken over."""
+        """Log lost leases."""
         self._well()
         self._lost(destination, lost)
 
@@ -91,7 +90,7 @@ class LogObserver(Observer):
             self._hold(destination, state, reason, self._clock())
 
     def overdue(self, destination: str, count: int) -> None:
-        """Log it when there are more than ever since there were none, and when there are none."""
+        """Log a new maximum since the last zero, and the return to zero."""
         before = self._overdue[destination]
         if count > before:
             functions = "a function is" if count == 1 else f"{count:,} functions are"
@@ -103,7 +102,7 @@ class LogObserver(Observer):
         self._overdue[destination] = max(count, before) if count else 0
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """Log it once, until it is over or becomes another."""
+        """Log an error once, until it is over or changes."""
         now = self._clock()
         if isinstance(error, StoreError):
             text = one_line(str(error))
@@ -113,7 +112,7 @@ class LogObserver(Observer):
             self._defects[destination, doing].trouble(text, now, text, error if doing == "run" else None)
 
     def stopped(self) -> None:
-        """Log every summary that is left, and the total."""
+        """Log every remaining summary, and the total."""
         now = self._clock()
         for destination in self._windows:
             self._summarise(destination, now, at_once=True)
@@ -174,7 +173,7 @@ class LogObserver(Observer):
         level = logging.ERROR if told["failures"] <= FAILURES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
-        # One that relays died of is claimed once more than it may be tried.
+        # A row that killed its relays is claimed once more than it may be tried.
         tried = min(delivery.attempts, delivery.max_attempts)
         tries, see = f"attempt {tried} of {delivery.max_attempts}", command(f"why {delivery.event_id}")
         said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
@@ -250,7 +249,7 @@ def _about(delivery: Delivery, error: str | None = None) -> dict[str, Any]:
 
 
 class Spell:
-    """Trouble with one thing; the same is logged ``again`` so many seconds later, or in the next spell."""
+    """A spell of errors of one thing. It repeats a text after ``again`` seconds, or in the next spell."""
 
     def __init__(self, again: float = math.inf) -> None:
         self._again = again
@@ -259,7 +258,7 @@ class Spell:
         self._told: dict[str, float] = {}
 
     def trouble(self, text: str, now: float, said: str, error: BaseException | None = None) -> None:
-        """Log ``said``, unless the same ``text`` was; ``error`` is shown with its traceback."""
+        """Log ``said``, unless the same ``text`` was logged; ``error`` is shown with its traceback."""
         if self._began is None:
             self._began = now
         self._last = now
@@ -270,7 +269,7 @@ class Spell:
         log.warning("%s", said, exc_info=error, extra={"relay": {"event": "trouble"}})
 
     def over(self, now: float) -> float | None:
-        """Note that it went well; return how long the spell lasted, if that ends one."""
+        """Record a success; if it ends a spell, return how long that lasted."""
         if self._began is None or now - self._last < QUIET:
             return None
         lasted, self._began = self._last - self._began, None
@@ -279,7 +278,7 @@ class Spell:
 
 
 def one_line(text: str) -> str:
-    """Return a text from outside without what would break a line or move a cursor, and not too long."""
+    """Return outside text as one printable line of limited length."""
     printable = "".join(character if character.isprintable() else " " for character in text[: 2 * _LONGEST])
     line = " ".join(printable.split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

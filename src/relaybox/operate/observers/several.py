@@ -14,7 +14,7 @@ log = logging.getLogger("relaybox.relay")
 
 
 class Observers(Observer):
-    """Pass on every call to each of them. One that raises is logged, and changes nothing for the relay."""
+    """Passes every call to each observer. An observer that raises is logged and does not affect the relay."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
         timing = [observer for observer in observers if observer.timed]

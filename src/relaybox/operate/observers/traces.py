@@ -1,7 +1,7 @@
-"""A span for every attempt to deliver an event whose emitter is traced.
+"""A span for every attempt to deliver an event that was emitted in a trace.
 
-The span is in the emitter's trace, below its span, and links to it, as OpenTelemetry's conventions for
-messaging ask of one that sends what another has made. What was not sampled where it was emitted has none.
+The span is a child of the emitter's span and links to it, as OpenTelemetry's messaging conventions ask of a
+process that sends another's message. An event that was not sampled gets no span.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ except ImportError:
 
 
 class TracesObserver(Observer):
-    """Makes spans with the tracer of the application's provider, once the sends are over."""
+    """Makes spans with the application's tracer provider, after the sends."""
 
     timed = True
 
@@ -34,7 +34,7 @@ class TracesObserver(Observer):
         self._tracer = tracer()
 
     def sent(self, destination: str, sends: Sends) -> None:
-        """Make a span for each whose emitter's was sampled."""
+        """Make a span for each delivery with a sampled emitter."""
         traced = [
             at
             for at, delivery in enumerate(sends.deliveries)
