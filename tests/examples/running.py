@@ -45,7 +45,8 @@ def checked(example: str, directory: Path, *options: str, steps: int) -> str:
         give_up("search engine", done.stderr.strip())
     assert (done.returncode, done.stderr) == (0, ""), done.stdout + done.stderr
     assert len(re.findall(r"^ok .*", done.stdout, re.MULTILINE)) == steps
-    assert list(directory.iterdir()) == []
+    left = list(directory.rglob("*"))
+    assert left == [], f"the example left files behind: {left}"
     assert _files(example) == before
     return done.stdout
 
@@ -149,7 +150,8 @@ def interrupted(process: subprocess.Popen[str], directory: Path) -> None:
     process.send_signal(signal.SIGINT)
     assert process.wait(60) == 0
     _gone(started)
-    assert list(directory.iterdir()) == []
+    left = list(directory.rglob("*"))
+    assert left == [], f"the example left files behind: {left}"
 
 
 def _gone(processes: list[int]) -> None:
