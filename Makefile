@@ -56,10 +56,11 @@ test-chaos: $(ENV) ## Run everything that kills, starves or times, alone on the 
 proof: $(ENV) ## Run the long proof for MINUTES= (30) and write docs/proof.md; ONLY= names parts, SCHEDULES= bounds the simulation
 	.venv/bin/python -m tests.proof --minutes $(or $(MINUTES),30) $(if $(SCHEDULES),--schedules $(SCHEDULES)) $(if $(ONLY),--only $(ONLY))
 
-lint: $(ENV) ## Check style, formatting and the import layers
+lint: $(ENV) ## Check style, formatting, the import layers and plain English
 	.venv/bin/ruff check
 	.venv/bin/ruff format --check
 	.venv/bin/lint-imports
+	.venv/bin/python -m tests.prose
 
 check: $(ENV) ## Check types
 	.venv/bin/mypy

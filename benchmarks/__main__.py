@@ -1,6 +1,6 @@
-"""``make bench``: measures, prints the tables and writes ``docs/performance.md``.
+"""Run ``make bench``: measure, print the tables and write ``docs/performance.md``.
 
-``python -m benchmarks drain latency --rounds 3`` measures some parts and writes nothing unless asked to.
+``python -m benchmarks drain latency --rounds 3`` measures some parts and writes only if asked to.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ PARTS = (
 
 
 def measure(names: Sequence[str], options: Options, version: str) -> tuple[dict[str, Facts], str]:
-    """What the parts found, each on a server of its own, and the exact version of those."""
+    """Return the findings of the parts, each on a server of its own, and the exact version of the servers."""
     found, release = {}, version
     for name in names:
         part = importlib.import_module(f"benchmarks.parts.{name}")
@@ -40,7 +40,7 @@ def measure(names: Sequence[str], options: Options, version: str) -> tuple[dict[
 
 
 def main() -> None:
-    """Run what was asked for, else everything."""
+    """Run the named parts, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; all by default")
     parser.add_argument("--rows", type=int, help="drained at a time (50,000; 2,000 where quick)")

@@ -1,12 +1,13 @@
-"""``python -m benchmarks.brokers``: drains into brokers, against a bare producer loop of the same client.
+"""Drain into brokers, against a bare producer loop of the same client: ``python -m benchmarks.brokers``.
 
 Both send the same bodies to the same broker with the same durability: an idempotent producer with acks=all,
-persistent messages that are confirmed, acknowledged publishes into a stream on file, XADD into a server with
-``appendfsync always``. Relay and loop run in processes of their own, in turns, and what has arrived is
-counted. Beside them a relay drains into a function that does nothing: no broker can make it faster than that.
+persistent messages that are confirmed, acknowledged publishes into a stream on file, or XADD into a server
+with ``appendfsync always``. Relay and loop run in separate processes, in turns, and the arrived messages are
+counted. For comparison a relay drains into a function that does nothing: no broker can make it faster than
+that.
 
-A relay reads from the store and hands over to the client in one thread of Python. What both take by
-themselves, one after the other, is what it can be expected to take. More than that is the sink's doing.
+A relay reads from the store and sends through the client in one thread of Python. It is expected to take the
+time of both, one after the other. The sink takes the rest.
 """
 
 from __future__ import annotations
@@ -38,37 +39,37 @@ from tests.servers import nats as nats_server
 
 BAR = 0.5
 OF_STORE = 0.8
-"""A drain this near to one into nothing is bound by the store."""
+"""A drain this close to a drain into nothing is limited by the store."""
 AT_ONCE = 50
-"""What is in flight in a bare loop: as many as a destination has by default."""
+"""Messages in flight in a bare loop: the default ``concurrency`` of a destination."""
 PIPELINE = 500
 KEYS = 1_000
 NAME = "orders"
 
 
 class Broker(Protocol):
-    """How one broker is filled, emptied and counted."""
+    """Fill, empty and count one broker."""
 
     def destination(self) -> str:
-        """The URL of the sink."""
+        """Return the URL of the sink."""
         ...
 
     async def clear(self) -> None:
-        """Make the place that messages go to, empty."""
+        """Create the empty topic, queue or stream."""
         ...
 
     async def count(self) -> int:
-        """How many messages are there."""
+        """Return the number of messages."""
         ...
 
     async def bare(self, bodies: Sequence[bytes]) -> float:
-        """Send them by the client alone; the seconds it took."""
+        """Send the bodies with the client alone; return the seconds."""
         ...
 
 
 @dataclass(frozen=True)
 class Kafka:
-    """One topic of four partitions, made anew for each turn."""
+    """One topic of four partitions, created again for each turn."""
 
     url: str
     bootstrap: str
@@ -223,7 +224,7 @@ async def _together(work: Callable[[], Awaitable[None]]) -> float:
 
 @contextmanager
 def brokers(names: Sequence[str]) -> Iterator[Iterator[tuple[str, Broker]]]:
-    """Those that were asked for, one at a time: a broker that lies idle would still take its part."""
+    """Yield the named brokers one at a time: an idle broker would still use the CPU."""
 
     def each() -> Iterator[tuple[str, Broker]]:
         for name in names:
@@ -265,7 +266,7 @@ MAKERS = {"Kafka": _kafka, "RabbitMQ": _rabbitmq, "NATS": _nats, "Redis": _redis
 
 
 async def relayed(url: str, sink: str) -> float:
-    """A relay that drains what there is; the seconds it took."""
+    """Drain with a relay; return the seconds."""
     destination = Destination("runner", sink)
     relay = Outbox(url, destinations=[destination], routes=[Route("order.*", to="runner")]).relay()
     began = begin()
@@ -274,7 +275,7 @@ async def relayed(url: str, sink: str) -> float:
 
 
 async def measure(server_url: str, options: Options, names: Sequence[str]) -> Facts:
-    """Each broker: the relay against the bare loop, and against a drain into nothing."""
+    """Measure each broker: the relay against the bare loop, and against a drain into nothing."""
     findings = Findings()
     lines = []
     with outbox(server_url) as (url, tables), brokers(names) as each:
@@ -308,7 +309,7 @@ async def measure(server_url: str, options: Options, names: Sequence[str]) -> Fa
 
 
 def in_turn(one: Sample, other: Sample) -> Sample:
-    """The rate of both one after the other."""
+    """Return the rate of both, one after the other."""
     return Sample([1 / (1 / a + 1 / b) for a, b in zip(one.values, other.values, strict=True)])
 
 
@@ -338,7 +339,7 @@ def _variants(url: str, broker: Broker, bodies: Sequence[bytes]) -> dict[str, Ta
 
 
 def main() -> None:
-    """Measure the brokers that were named, else all."""
+    """Measure the named brokers, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.brokers", description=__doc__)
     parser.add_argument("brokers", nargs="*", metavar="broker", help=f"{', '.join(MAKERS)}; all by default")
     parser.add_argument("--rows", type=int, default=50_000)

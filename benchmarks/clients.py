@@ -1,9 +1,9 @@
-"""The HTTP clients side by side: how many requests a second, what one costs, and what holds them in check.
+"""Compare HTTP clients: requests per second, the cost of one, and which limits they support.
 
-Each client posts the same bodies over connections that it keeps, as many at once as ``--at-once``, in a
-process of its own, on the loop of asyncio and on uvloop, in turns. A client that is not installed is left
-out. «CPU» is all that its process took, threads included, and is what to judge by on a busy machine; «raw»
-writes the request by hand to a bare protocol and is no client, but what is left when there is none.
+Each client posts the same bodies over kept connections, ``--at-once`` at the same time, in a process of its
+own, on asyncio's loop and on uvloop, in turns. A client that is not installed is skipped. «CPU» is the CPU of
+the process, threads included. Judge by it on a busy machine. «raw» writes the request by hand to a bare
+protocol: it shows the cost without a client.
 
     pip install aiohttp httpx httpx2 niquests pyreqwest pyqwest curl_cffi uvloop
     python -m benchmarks.clients
@@ -39,26 +39,26 @@ LOOPS: tuple[Loop, ...] = ("asyncio", "uvloop")
 
 
 class Hooks(NamedTuple):
-    """Whether a client lets a sink do what it must, through its public interface."""
+    """The requirements of a sink that a client supports through its public interface."""
 
     address: str
-    """Connect to no address but one that was checked at that moment."""
+    """Connect only to an address that was checked at that moment."""
 
     size: str
-    """Read no more of an answer than a limit."""
+    """Stop reading an answer at a limit."""
 
     redirects: str
-    """Not follow them."""
+    """Refuse to follow redirects."""
 
     timeouts: str
-    """A limit for each phase and for all of them."""
+    """Limit the time of each phase and of all of them."""
 
     tls: str
-    """Who is trusted, and which versions of the protocol."""
+    """Choose the trusted certificates and the versions of the protocol."""
 
 
 class Client(NamedTuple):
-    """A client, and what it offers."""
+    """A client, and what it supports."""
 
     module: str
     open: Open
@@ -66,17 +66,17 @@ class Client(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a run took."""
+    """The cost of a run."""
 
     rate: float
     cpu: float
-    """Microseconds of all threads, for each request."""
+    """Microseconds of CPU per request, of all threads."""
 
     its: float = 0.0
-    """Microseconds that the receiver took for each."""
+    """Microseconds of the receiver's CPU per request."""
 
     posted: int = 0
-    """All requests, those that only warmed up included."""
+    """All requests, including the warm-up."""
 
 
 def _check(status: int | None) -> None:
@@ -86,7 +86,7 @@ def _check(status: int | None) -> None:
 
 @asynccontextmanager
 async def with_aiohttp(url: str, at_once: int) -> AsyncIterator[Post]:
-    """aiohttp."""
+    """Post with aiohttp."""
     import aiohttp
 
     async def post(body: bytes) -> None:
@@ -99,7 +99,7 @@ async def with_aiohttp(url: str, at_once: int) -> AsyncIterator[Post]:
 
 
 def with_httpx(module: str) -> Open:
-    """httpx, and httpx2, which continues it."""
+    """Post with httpx, or httpx2, which continues it."""
 
     @asynccontextmanager
     async def opened(url: str, at_once: int) -> AsyncIterator[Post]:
@@ -118,7 +118,7 @@ def with_httpx(module: str) -> Open:
 
 @asynccontextmanager
 async def with_niquests(url: str, at_once: int) -> AsyncIterator[Post]:
-    """niquests."""
+    """Post with niquests."""
     import niquests
 
     async def post(body: bytes) -> None:
@@ -132,7 +132,7 @@ async def with_niquests(url: str, at_once: int) -> AsyncIterator[Post]:
 
 @asynccontextmanager
 async def with_pyreqwest(url: str, at_once: int) -> AsyncIterator[Post]:
-    """pyreqwest."""
+    """Post with pyreqwest."""
     from pyreqwest.client import ClientBuilder
 
     async def post(body: bytes) -> None:
@@ -146,7 +146,7 @@ async def with_pyreqwest(url: str, at_once: int) -> AsyncIterator[Post]:
 
 @asynccontextmanager
 async def with_pyqwest(url: str, at_once: int) -> AsyncIterator[Post]:
-    """pyqwest."""
+    """Post with pyqwest."""
     from pyqwest import Client, HTTPTransport
 
     async def post(body: bytes) -> None:
@@ -160,7 +160,7 @@ async def with_pyqwest(url: str, at_once: int) -> AsyncIterator[Post]:
 
 @asynccontextmanager
 async def with_curl(url: str, at_once: int) -> AsyncIterator[Post]:
-    """curl_cffi."""
+    """Post with curl_cffi."""
     from curl_cffi.requests import AsyncSession
 
     async def post(body: bytes) -> None:
@@ -172,17 +172,17 @@ async def with_curl(url: str, at_once: int) -> AsyncIterator[Post]:
 
 
 class Raw(asyncio.Protocol):
-    """One connection, one request at a time, and an answer that is known beforehand."""
+    """One connection with one request at a time and a known answer."""
 
     def __init__(self) -> None:
         self.answered: asyncio.Future[None] | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what to write to."""
+        """Keep the transport."""
         self.transport = cast(asyncio.Transport, transport)
 
     def data_received(self, data: bytes) -> None:
-        """The whole answer, since it is so short."""
+        """Take the whole answer: it is short."""
         assert data == ANSWER
         if self.answered is not None:
             self.answered.set_result(None)
@@ -190,7 +190,7 @@ class Raw(asyncio.Protocol):
 
 @asynccontextmanager
 async def with_nothing(url: str, at_once: int) -> AsyncIterator[Post]:
-    """A bare protocol."""
+    """Post with a bare protocol."""
     loop = asyncio.get_running_loop()
     parts = urlsplit(url)
     made = [await loop.create_connection(Raw, parts.hostname, parts.port) for _ in range(at_once)]
@@ -252,10 +252,10 @@ CLIENTS = {
 
 
 async def measure(client: str, url: str, seconds: float, at_once: int) -> Cost:
-    """Post for so long, after a quarter of it that only warms up.
+    """Post for ``seconds``, after a warm-up of a quarter of that.
 
-    However slow the client, each of its connections is used several times in either part: what is measured
-    is requests, not connecting.
+    Even a slow client uses each of its connections several times in both parts, so that requests are measured
+    and not connecting.
     """
     end, posted, warm = 0.0, 0, 0
 
@@ -282,12 +282,12 @@ def _cpu() -> float:
 
 
 async def checked(client: str, loop: Loop, target: tuple[str, Seen], seconds: float, at_once: int) -> Cost:
-    """``measure`` in a process of its own; fails where the receiver did not see every request."""
+    """Run ``measure`` in a process of its own; fail if the receiver did not get every request."""
     url, seen = target
     before = list(seen)
     limit = PATIENCE + 10 * seconds
     cost: Cost = await apart(measure, client, url, seconds, at_once, seconds=limit, loop=loop)
-    # What the receiver took is noted a little later.
+    # The receiver records its cost a little later.
     await asyncio.sleep(0.15)
     answered, used = (now - then for now, then in zip(seen, before, strict=True))
     if answered != cost.posted:
@@ -296,7 +296,7 @@ async def checked(client: str, loop: Loop, target: tuple[str, Seen], seconds: fl
 
 
 async def compare(seconds: float, rounds: int, at_once: int, only: list[str]) -> None:
-    """Let all that are installed take turns, and print what came of it."""
+    """Let all installed clients take turns, and print the results."""
     loops: list[Loop] = [loop for loop in LOOPS if importlib.util.find_spec(loop)]
     names = [name for name in only or CLIENTS if importlib.util.find_spec(CLIENTS[name].module)]
     costs: dict[str, list[Cost]] = {}
@@ -326,7 +326,7 @@ def _line(variant: str, costs: list[Cost]) -> list[str]:
 
 
 def main() -> None:
-    """Compare the clients that were asked for, else all."""
+    """Compare the named clients, or all."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clients", nargs="*", help=", ".join(CLIENTS))
     parser.add_argument("--seconds", type=float, default=2.0)

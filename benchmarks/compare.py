@@ -1,8 +1,7 @@
 """Compare the drain and the latency of two checkouts: ``python -m benchmarks.compare OTHER``.
 
-This checkout and the one in the directory OTHER take turns on one server, each with its own code in processes
-of its own, so that whatever else runs on the machine disturbs both alike. A ratio is that of neighbours in
-time.
+This checkout and the one in the directory OTHER take turns on one server, each with its own code in separate
+processes. So other work on the machine disturbs both equally. A ratio compares neighbours in time.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ LIMIT = 600
 
 
 def take(server_url: str, what: str, how: str, rows: int) -> dict[str, float]:
-    """Measure one thing with the code that this process has; figures by name."""
+    """Measure one thing with the code of this process; return figures by name."""
     with outbox(server_url) as (url, _):
         if what == "drain":
             drained = asyncio.run(ours.drain(url, rows, ours.Plan(ordered=how == "ordered")))
@@ -41,7 +40,7 @@ def take(server_url: str, what: str, how: str, rows: int) -> dict[str, float]:
 
 def take_in(checkout: Path, server_url: str, what: str, how: str, rows: int) -> dict[str, float]:
     """Measure one thing with the code of a checkout."""
-    # Without the directory of this file, and with the other's benchmarks, which know its relay.
+    # Leave out this file's directory and use the other's benchmarks, which fit its relay.
     env = {**os.environ, "PYTHONPATH": f"{checkout}:{checkout / 'src'}"}
     command = [sys.executable, "-P", str(HERE), str(checkout), "--rows", str(rows)]
     command += ["--take", server_url, what, how]

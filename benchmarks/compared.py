@@ -1,4 +1,4 @@
-"""Two runs of the benchmarks side by side."""
+"""Compare two runs of the benchmarks."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from benchmarks.findings import Facts
 from tests.proof.page import table
 
 FIGURES = ("drain", "relays", "latency", "emit", "http")
-"""Parts whose figures are compared one by one."""
+"""Parts with figures that are compared one by one."""
 
 
 def two(runs: Sequence[Facts]) -> str:
-    """A section on the last two of the runs."""
+    """Return a section about the last two of the runs."""
     if len(runs) < 2:
         return "## Two runs\n\nThere is one run only, so far."
     before, last = runs[-2:]
@@ -37,7 +37,7 @@ def _bars(before: Mapping[str, Facts], last: Mapping[str, Facts]) -> Iterator[li
 
 
 def _wanted(bar: Facts) -> tuple[str, str]:
-    """Without the peer's name, which may be another in each run."""
+    """Return the bar's text without the peer's name, which may differ between runs."""
     return bar["bar"], re.sub(r" \(.*\)$", "", bar["wanted"])
 
 

@@ -1,9 +1,9 @@
-"""Django: what ``emit_event`` adds, how fast a Celery task drains, what the admin's list costs.
+"""Measure Django: the cost of ``emit_event``, of a Celery task's drain, and of the admin's list.
 
 The requirements: ``emit_event`` takes at most 1.3 times as long as a minimal model's ``objects.create`` in
-the same transaction; the drain of 20,000 events reaches 5 times the rate of django-outbox-pattern's
-publisher, both into nothing; with 2,000,000 rows the list takes a constant number of queries, none of them a
-scan, and at most 300 ms. ``python -m benchmarks.django [emit] [drain] [admin]``
+the same transaction. The drain of 20,000 events reaches 5 times the rate of django-outbox-pattern's
+publisher, both into nothing. With 2,000,000 rows the list takes a constant number of queries without a scan,
+and at most 300 ms. ``python -m benchmarks.django [emit] [drain] [admin]``
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PARTS = ("emit", "drain", "admin")
 
 @contextmanager
 def project(version: str) -> Iterator[str]:
-    """The project set up on a new database and a new broker; the database's URL."""
+    """Set the project up on a new database and a new broker; return the database's URL."""
     with server(version) as server_url, fresh.database(server_url) as url, redis.server() as broker:
         os.environ["DJANGO_SETTINGS_MODULE"] = "benchmarks.django_project.settings"
         os.environ["RELAYBOX_BENCH_DATABASE"] = url
@@ -43,7 +43,7 @@ def project(version: str) -> Iterator[str]:
 
 
 def main(parts: Sequence[str], version: str, events: int, rows: int) -> list[list[str]]:
-    """Measure the parts one after the other; at the end, what was required of them and what was measured."""
+    """Measure the parts one after the other; at the end, print the requirements and the figures."""
     with project(version) as url:
         # Models can be imported only now.
         from benchmarks import django_admin, django_drain, django_emit

@@ -1,7 +1,7 @@
-"""The admin's list in front of many rows: its queries, their plans and its time.
+"""Measure the admin's list with many rows: its queries, their plans and its time.
 
-The rows are mixed, but for a destination and a state that only the oldest of them have: nothing leads to
-those, so that the list looks through as many rows as it ever does.
+The rows are mixed, except for a destination and a state that only the oldest rows have. No index leads to
+those, so the list looks through its maximum of rows.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ CASES = {
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a query reads the events: the node, its index where it has one, and how many rows it looked at."""
+    """The way a query reads the events: the node, its index if any, and the number of rows it read."""
 
     node: str
     index: str
@@ -46,20 +46,20 @@ class Plan:
 
     @property
     def scans(self) -> bool:
-        """Whether it reads the table, or more of an index than any search may."""
+        """True if it reads the table, or more of an index than a search may."""
         return "Seq Scan" in self.node or self.rows > CAP + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Looked:
-    """What one page asked of the database: how many queries, and how those of events were planned."""
+    """The database work of one page: the number of queries, and the plans of those for events."""
 
     queries: int
     plans: tuple[Plan, ...]
 
 
 def milliseconds(client: Client, query: dict[str, str]) -> float:
-    """A page, from the request to the answer."""
+    """Return the milliseconds of a page, from the request to the answer."""
     start = time.perf_counter()
     response = client.get(LIST, query)
     spent = time.perf_counter() - start
@@ -69,7 +69,7 @@ def milliseconds(client: Client, query: dict[str, str]) -> float:
 
 
 def look(client: Client, query: dict[str, str]) -> Looked:
-    """Ask for the page, and have every query that reads explained right where it is executed."""
+    """Request the page, and EXPLAIN every reading query where it is executed."""
     executed: list[str] = []
     plans: list[Plan] = []
 
@@ -87,7 +87,7 @@ def look(client: Client, query: dict[str, str]) -> Looked:
 
 
 def _read(node: dict[str, Any]) -> Iterator[Plan]:
-    """What of a plan reads events."""
+    """Return the nodes of a plan that read events."""
     if node.get("Relation Name") == "outbox_event":
         removed = sum(node.get(f"Rows Removed by {what}", 0) for what in ("Filter", "Index Recheck"))
         looked_at = (node["Actual Rows"] + removed) * node["Actual Loops"]
@@ -97,7 +97,7 @@ def _read(node: dict[str, Any]) -> Iterator[Plan]:
 
 
 def measure(url: str, rows: int) -> list[list[str]]:
-    """The table, and what was required."""
+    """Return the table and the requirements."""
     client = Client()
     client.force_login(get_user_model().objects.create_superuser("operator"))
     refill(url, FEW)

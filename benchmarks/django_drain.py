@@ -1,8 +1,8 @@
-"""The Celery drain against django-outbox-pattern's ``publish``, both into nothing.
+"""Measure the Celery drain against django-outbox-pattern's ``publish``, both into nothing.
 
-The drain is the task called in this process as a worker calls it, and once more in a real worker, from the
-moment it is queued. The publisher is its management command in this process, with the chunk size that suits
-it best and a connection that does nothing.
+The task is called in this process as a worker calls it, and once more in a real worker, measured from the
+moment it is queued. The publisher is its management command in this process, with its fastest chunk size and
+a connection that does nothing.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PATIENCE = 600.0
 
 
 def best_chunk(url: str, rows: int) -> int:
-    """The publisher's fastest chunk size, on a part of the work."""
+    """Return the publisher's fastest chunk size, measured on a part of the work."""
     rates = {}
     for chunk in CHUNKS:
         publisher_settings.DEFAULT_PUBLISHED_CHUNK_SIZE = chunk
@@ -45,12 +45,12 @@ def best_chunk(url: str, rows: int) -> int:
 
 
 def in_this_process(url: str, rows: int) -> float:
-    """Events a second through the task, called."""
+    """Return events per second through the task, called directly."""
     return _drain(url, rows, lambda: deliver_outbox_events_task(using="default"))
 
 
 def in_worker(url: str, rows: int) -> float:
-    """Events a second through the task, queued."""
+    """Return events per second through the task, queued."""
 
     def queue_and_wait() -> None:
         deliver_outbox_events_task.delay(using="default")
@@ -72,7 +72,7 @@ def _drain(url: str, rows: int, deliver: Callable[[], object]) -> float:
 
 @contextmanager
 def worker() -> Iterator[None]:
-    """A Celery worker that is ready; it finds no message of before."""
+    """Start a Celery worker that is ready; it finds no earlier message."""
     app.control.purge()
     program = ["setpriv", "--pdeathsig=KILL", sys.executable, "-m", "celery"]
     program += ["--app", "benchmarks.django_project.celery", "worker"]
@@ -99,7 +99,7 @@ def _wait_for(condition: Callable[[], bool], seconds: float, what: str) -> None:
 
 
 def measure(url: str, rows: int) -> list[list[str]]:
-    """The table, and what was required."""
+    """Return the table and the requirements."""
     chunk = best_chunk(url, rows // 10)
     publisher_settings.DEFAULT_PUBLISHED_CHUNK_SIZE = chunk
     variants = {"publisher": publish, "task": in_this_process, "worker": in_worker}

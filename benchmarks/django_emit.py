@@ -1,6 +1,6 @@
-"""``emit_event`` against a minimal model's ``objects.create``, in transactions of the same kind.
+"""Measure ``emit_event`` against a minimal model's ``objects.create``, in transactions of the same kind.
 
-Who is told after the commit matters where a transaction holds a single event, so each choice is shown.
+What a commit wakes matters if a transaction holds a single event, so each choice is shown.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from relaybox.contrib.django.models import OutboxEvent
 ALLOWED_COST = 1.3
 ROUNDS = 10
 SHAPES = {"500 a transaction": (500, 1), "one a transaction": (1, 20)}
-"""Events in each transaction, and transactions of one variant before it is the next one's turn."""
+"""Events in each transaction, and transactions of one variant per turn."""
 
 DISPATCHES = ("none", "celery", "relay")
 
@@ -41,7 +41,7 @@ def emit(number: int) -> Any:
 
 
 def microseconds(act: Act, events: int, transactions: int) -> float:
-    """A row's share of the transactions."""
+    """Return the microseconds of the transactions per row."""
     start = time.perf_counter()
     for _ in range(transactions):
         with transaction.atomic():
@@ -51,15 +51,15 @@ def microseconds(act: Act, events: int, transactions: int) -> float:
 
 
 def emitting(dispatch: str, events: int, transactions: int) -> float:
-    """``microseconds`` of ``emit``, where that one is told after each commit."""
+    """Return ``microseconds`` of ``emit`` with this choice of what a commit wakes."""
     with override_settings(OUTBOX={**settings.OUTBOX, "DISPATCH": dispatch}):
-        # Read the settings that changed outside of what is timed.
+        # Read the changed settings before the measurement.
         get_configuration()
         return microseconds(emit, events, transactions)
 
 
 def measure(url: str) -> list[list[str]]:
-    """The tables, and what was required."""
+    """Return the tables and the requirements."""
     found = {shape: _measure(*counts) for shape, counts in SHAPES.items()}
     _check_rows()
     run(url, "TRUNCATE outbox_event, outbox_leader")
@@ -78,7 +78,7 @@ def _measure(events: int, transactions: int) -> dict[str, Sample]:
 
 
 def _check_rows() -> None:
-    """Every take has written what it was to write."""
+    """Check that every run has written its rows."""
     each = sum(events * transactions for events, transactions in SHAPES.values()) * (ROUNDS + 2)
     written = (Note.objects.count(), OutboxEvent.objects.pending().count())
     if written != (each, each * len(DISPATCHES)):

@@ -1,9 +1,8 @@
-"""asyncpg against psycopg for the store: the very statements of the store in bare loops.
+"""Compare asyncpg with psycopg for the store: the store's own statements in bare loops.
 
 psycopg sends every transaction as one pipeline, which is one round trip. asyncpg has no pipelines: a
-transaction of one statement is one round trip, every other one takes several. Each has its plan pinned when
-it connects, or in every transaction, as it has to be behind a pooler.
-``python -m benchmarks.drivers``
+transaction of one statement is one round trip, every other transaction takes several. Each pins its plan when
+it connects, or in every transaction, as behind a pooler. ``python -m benchmarks.drivers``
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ import sqlalchemy as sa
 from benchmarks.harness import Sample, fill, interleave, outbox, report, run, server
 from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.pools.pipeline import Pipeline
-from relaybox.database.pools.postgresql import BEGIN, COMMIT
+from relaybox.database.pools.postgresql import BEGIN
 from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Query, Statements
+from relaybox.database.transactions import TRANSACTION
 
 Transaction: TypeAlias = Sequence[Query]
 ID, KEY = 0, 9
-"""Where they stand among the columns of a claim."""
+"""Their positions among the columns of a claim."""
 DESTINATION = "runner"
 _json = msgspec.json.Encoder()
 
 
 class Row(NamedTuple):
-    """What a settle needs to know of a claimed row."""
+    """The values of a claimed row that a settle needs."""
 
     id: Any
     key: str | None
@@ -57,11 +57,11 @@ class Loop(Protocol):
         ...
 
     async def settle(self, rows: Sequence[Row]) -> None:
-        """Write that they were delivered."""
+        """Mark them delivered."""
         ...
 
     async def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         ...
 
 
@@ -75,7 +75,7 @@ class Queries:
         self.pin, self.pin_session = self._sql("pin_plan"), self._sql("pin_session")
 
     def claim(self, limit: int, token: UUID) -> Transaction:
-        """The transaction of one claim."""
+        """Return the transaction of one claim."""
         lease = {
             "destination": DESTINATION,
             "owner": "bench",
@@ -90,7 +90,7 @@ class Queries:
         return [self._lock(), claim]
 
     def settle(self, rows: Sequence[Row], array: Callable[[Iterable[Any]], Any]) -> list[Transaction]:
-        """The transactions that settle claimed rows as delivered."""
+        """Return the transactions that settle claimed rows as delivered."""
         ids, tokens = (array(values) for values in ([row.id for row in rows], [row.token for row in rows]))
         deliver = [self._sql("deliver", ids=ids, tokens=tokens, count=len(rows))]
         if not self._ordered:
@@ -100,8 +100,8 @@ class Queries:
         return [deliver, [self._lock(), heads]]
 
     def rows(self, results: Sequence[Sequence[Any]], token: UUID) -> Sequence[Row]:
-        """The claimed rows among the results of a claim."""
-        # The first column of an ordered claim says how many rows it put off.
+        """Return the claimed rows among the results of a claim."""
+        # The first column of an ordered claim is the number of rows that it parked.
         first = 1 if self._ordered else 0
         claimed = [row for row in results[-1] if row[first + ID] is not None]
         return [Row(row[first + ID], row[first + KEY], token) for row in claimed]
@@ -111,13 +111,13 @@ class Queries:
 
 
 class PsycopgLoop:
-    """One pipeline a transaction, as the store sends it."""
+    """One pipeline per transaction, as the store sends it."""
 
     def __init__(self, connection: psycopg.AsyncConnection[Any], queries: Queries, at_connect: bool) -> None:
         self._connection = connection
         self._queries = queries
         self._pipeline = Pipeline(connection, queries.lasting if at_connect else ())
-        self._around = ([], []) if at_connect else ([BEGIN, queries.pin], [COMMIT])
+        self._around = ([], []) if at_connect else ([*BEGIN, queries.pin], [TRANSACTION.commit])
 
     @classmethod
     async def open(cls, url: str, tables: Tables, *, ordered: bool, at_connect: bool = True) -> PsycopgLoop:
@@ -134,12 +134,12 @@ class PsycopgLoop:
         return self._queries.rows(await self._run(self._queries.claim(limit, token)), token)
 
     async def settle(self, rows: Sequence[Row]) -> None:
-        """Write that they were delivered."""
+        """Mark them delivered."""
         for transaction in self._queries.settle(rows, _text):
             await self._run(transaction)
 
     async def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         await self._connection.close()
 
     async def _run(self, transaction: Transaction) -> list[list[Any]]:
@@ -153,7 +153,7 @@ def _text(values: Iterable[UUID]) -> str:
 
 
 class AsyncpgLoop:
-    """One message a statement."""
+    """One message per statement."""
 
     def __init__(self, connection: Any, queries: Queries, at_connect: bool) -> None:
         self._connection = connection
@@ -175,12 +175,12 @@ class AsyncpgLoop:
         return self._queries.rows(await self._run(self._queries.claim(limit, token)), token)
 
     async def settle(self, rows: Sequence[Row]) -> None:
-        """Write that they were delivered."""
+        """Mark them delivered."""
         for transaction in self._queries.settle(rows, tuple):
             await self._run(transaction)
 
     async def close(self) -> None:
-        """Give up the connection."""
+        """Close the connection."""
         await self._connection.close()
 
     async def _run(self, transaction: Transaction) -> list[Sequence[Any]]:
@@ -195,7 +195,7 @@ class AsyncpgLoop:
 
 @contextmanager
 def delayed(url: str, seconds: float) -> Iterator[str]:
-    """The URL of a proxy, a process of its own, that adds ``seconds`` to every round trip."""
+    """Yield the URL of a proxy, in a process of its own, that adds ``seconds`` to every round trip."""
     if not seconds:
         yield url
         return
@@ -218,7 +218,7 @@ def _proxy(server: tuple[str, int], delay: float, ready: Pipe) -> None:
             client, _ = listener.accept()
             upstream = socket.create_connection(server)
             for pair in ((client, upstream), (upstream, client)):
-                # Threads and not asyncio, whose timers are no finer than a millisecond.
+                # Use threads: asyncio's timers are no finer than a millisecond.
                 threading.Thread(target=_carry, args=(*pair, delay), daemon=True).start()
 
 
@@ -245,7 +245,7 @@ Make: TypeAlias = Callable[[str, Tables], Awaitable[Loop]]
 
 
 def variants(*, ordered: bool) -> dict[str, Make]:
-    """How each variant is opened; the first is what the store does."""
+    """Return how to open each variant; the first is the one of the store."""
     return {
         f"{name}, pinned {when}": functools.partial(loop.open, ordered=ordered, at_connect=at_connect)
         for when, at_connect in (("at connect", True), ("per transaction", False))
@@ -254,7 +254,7 @@ def variants(*, ordered: bool) -> dict[str, Make]:
 
 
 def drain(loop: Loop, batch: int, batches: int) -> Callable[[], Awaitable[float]]:
-    """Claims and settles some batches; returns events a second."""
+    """Claim and settle some batches; return events per second."""
 
     async def take() -> float:
         count, start = 0, time.perf_counter()
@@ -272,7 +272,7 @@ def drain(loop: Loop, batch: int, batches: int) -> Callable[[], Awaitable[float]
 async def measure(
     url: str, tables: Tables, *, ordered: bool, batch: int, delay: float, rows: int
 ) -> dict[str, Sample]:
-    """Events a second of each variant."""
+    """Return events per second of each variant."""
     rounds, batches = 10, max(1, rows // 10 // batch)
     makes = variants(ordered=ordered)
     fill(url, len(makes) * (rounds + 1) * batches * batch, keys=1000 if ordered else 0)

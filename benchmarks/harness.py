@@ -1,7 +1,7 @@
-"""What the benchmarks share: a server with tables, variants taken in turns, a table and a line of JSON.
+"""Shared parts of the benchmarks: a server with tables, variants in turns, a table and a line of JSON.
 
-Variants take turns within seconds on the same data, so that a noisy machine disturbs all of them alike, and
-what is compared is the ratio of neighbours. Medians and quartiles are reported.
+Variants take turns within seconds on the same data, so that a noisy machine disturbs all of them equally. The
+comparison is the ratio of neighbours. Medians and quartiles are reported.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ class Sample:
 
     @property
     def median(self) -> float:
-        """The middle one."""
+        """Return the median."""
         return statistics.median(self.values)
 
     @property
     def quartiles(self) -> tuple[float, float]:
-        """What half of them lie between."""
+        """Return the quartiles."""
         if len(self.values) < 2:
             return self.values[0], self.values[0]
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
         return low, high
 
     def over(self, other: Sample) -> Sample:
-        """The ratios of neighbours."""
+        """Return the ratios of neighbours."""
         return Sample([mine / its for mine, its in zip(self.values, other.values, strict=True)])
 
     def show(self, digits: int = 0) -> str:
-        """The median and the quartiles."""
+        """Return the median and the quartiles as text."""
         low, high = self.quartiles
         return f"{self.median:,.{digits}f} ({low:,.{digits}f}–{high:,.{digits}f})"
 
 
 @contextmanager
 def server(version: str = "18") -> Iterator[str]:
-    """The URL of a PostgreSQL that writes durably."""
+    """Yield the URL of a PostgreSQL that writes durably."""
     with SERVERS[version].server(durable=True) as url:
         yield url
 
 
 @contextmanager
 def outbox(server_url: str) -> Iterator[tuple[str, Tables]]:
-    """The URL of a new database on the server, and the tables in it."""
+    """Return the URL of a new database on the server, with the tables in it."""
     with fresh.database(server_url) as url:
         engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
         metadata = sa.MetaData()
@@ -82,7 +82,7 @@ CREATE FUNCTION pg_temp.uuidv7() RETURNS uuid LANGUAGE sql VOLATILE AS $$
                 || substr(CAST(gen_random_uuid() AS text), 20) AS uuid)
     FROM (SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS bigint) AS us OFFSET 0) AS now
 $$"""
-"""What PostgreSQL has since 18."""
+"""The function ``uuidv7``, which PostgreSQL has since version 18."""
 INSERT = """
 WITH line AS (
     SELECT n, at, destination
@@ -111,10 +111,10 @@ def insert(
     payload: Mapping[str, Any] = PAYLOAD,
     traced: int | None = None,
 ) -> None:
-    """Insert due rows with the ids that emit gives, those of an event one after the other.
+    """Insert due rows with ids as emit makes them, those of an event one after the other.
 
-    With ``keys`` they are ordered by that many keys in turns; ``hot`` per cent are of one more. With
-    ``traced`` each has a trace context, which is sampled in so many per cent of them.
+    With ``keys`` they are ordered, by that many keys in turns; ``hot`` per cent belong to one more key. With
+    ``traced`` each has a trace context, which is sampled in that many per cent of them.
     """
     values = {"rows": events, "keys": keys, "hot": hot, "destinations": list(destinations), "first": first}
     values["traced"] = traced
@@ -127,19 +127,19 @@ def insert(
 
 
 def fill(url: str, rows: int, *, destination: str = "runner", keys: int = 0, hot: int = 0) -> None:
-    """``insert`` for one destination, and ``settle_down``."""
+    """Call ``insert`` for one destination, and ``settle_down``."""
     insert(url, rows, destinations=[destination], keys=keys, hot=hot)
     settle_down(url)
 
 
 def settle_down(url: str) -> None:
-    """What autovacuum and the checkpointer would do later, in the midst of a measurement."""
+    """Do now what autovacuum and the checkpointer would do later, during a measurement."""
     run(url, "VACUUM ANALYZE outbox_event")
     run(url, "CHECKPOINT")
 
 
 def ask(url: str, sql: str, values: Mapping[str, Any] | None = None) -> Any:
-    """The first row of what one query answers."""
+    """Return the first row of a query's answer."""
     with psycopg.connect(url, autocommit=True) as connection:
         return connection.execute(sql, values).fetchone()
 
@@ -151,9 +151,9 @@ def run(url: str, sql: str, values: Mapping[str, Any] | None = None) -> None:
 
 
 def server_cpu(url: str) -> float:
-    """Seconds of CPU that all processes of the server have taken, those that ended included.
+    """Return the seconds of CPU of all the server's processes, ended ones included.
 
-    0 where it does not run on this machine.
+    Return 0 if the server does not run on this machine.
     """
     with psycopg.connect(url) as connection:
         backend = _times(connection.info.backend_pid)
@@ -172,7 +172,7 @@ class _Times(NamedTuple):
 
 def _times(process: int) -> _Times | None:
     try:
-        # The name of the program, which stands ahead of the figures, may hold anything.
+        # The program's name, which comes before the figures, may contain anything.
         fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return None
@@ -181,7 +181,7 @@ def _times(process: int) -> _Times | None:
 
 
 async def interleave(variants: Mapping[str, Take], rounds: int, *, warm_up: int = 1) -> dict[str, Sample]:
-    """Let the variants take turns, each round beginning with another one; what they return is kept."""
+    """Let the variants take turns, each round starting with another one; keep what they return."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for name in _turns(list(variants), warm_up + rounds):
         taken[name].append(await variants[name]())
@@ -191,7 +191,7 @@ async def interleave(variants: Mapping[str, Take], rounds: int, *, warm_up: int 
 def take_turns(
     variants: Mapping[str, Callable[[], float]], rounds: int, *, warm_up: int = 1
 ) -> dict[str, Sample]:
-    """``interleave``, for what is not to run in a loop."""
+    """Run ``interleave`` for work that cannot run in an event loop."""
     taken: dict[str, list[float]] = {name: [] for name in variants}
     for name in _turns(list(variants), warm_up + rounds):
         taken[name].append(variants[name]())

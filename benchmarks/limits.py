@@ -1,8 +1,7 @@
-"""What the database and its drivers allow: bare loops on the tables of the outbox, with no work for an event.
+"""Measure what the database and its drivers allow: bare loops on the outbox's tables, without work per event.
 
-Each loop leases 1,000 rows at a time in the simplest form that is right, reads all that a relay reads of
-them, and settles them by their ids. As in the store, nobody waits until a claim is on disk; a settle is
-durable.
+Each loop leases 1,000 rows at a time in the simplest correct form, reads every column that a relay reads, and
+settles the rows by their ids. As in the store, a claim does not wait for the disk, and a settle does.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ DELETE = "DELETE FROM outbox_event WHERE id = ANY ({ids}) AND lease_token = {tok
 
 
 async def two_connections(url: str, rows: int, *, keep: bool, driver: Driver = "asyncpg") -> float:
-    """Events a second where one connection claims while the other settles what was claimed before."""
+    """Return events per second if one connection claims while the other settles the previous batch."""
     rate: float = await apart(_drain, url, rows, keep, driver, seconds=PATIENCE + rows / SLOWEST)
     return rate
 
@@ -78,7 +77,7 @@ async def _drain(url: str, rows: int, keep: bool, driver: Driver) -> float:
 
 
 async def _loop(claimer: _Connection, settler: _Connection) -> int:
-    """Claim and settle until nothing is left; how many there were."""
+    """Claim and settle until nothing is left; return the number of rows."""
     settled = 0
     pending: asyncio.Task[None] | None = None
     while True:
@@ -93,7 +92,7 @@ async def _loop(claimer: _Connection, settler: _Connection) -> int:
 
 
 class _Id(bytes):
-    """A UUID as it came."""
+    """A UUID as the driver returned it."""
 
 
 class _IdLoader(Loader):

@@ -1,4 +1,4 @@
-"""Many rows of every kind, as they would be after months: for whatever looks at them."""
+"""Make many rows of every kind, as after months of use."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 
 from benchmarks.harness import PAYLOAD, run
 
-# Ten rows a second until now, with the ids that they would have.
+# Ten rows per second until now, with the ids that they would have.
 FILL = """
 WITH numbered AS (
     SELECT n, md5(n::text) AS noise, n %% 1000 AS share, n < 100 AS old,
@@ -46,7 +46,7 @@ WITH minutes AS (SELECT generate_series(date_trunc('minute', now()) - interval '
 
 
 def fill_week(url: str) -> None:
-    """Have every minute of the last week counted and sampled."""
+    """Write statistics and samples for every minute of the last week."""
     for statement in (WEEK, SAMPLES):
         run(url, MINUTES + statement)
     run(url, "VACUUM ANALYZE outbox_stats")
@@ -54,7 +54,7 @@ def fill_week(url: str) -> None:
 
 
 def refill(url: str, rows: int) -> None:
-    """Have so many rows in the table."""
+    """Fill the table with this many rows."""
     run(url, "TRUNCATE outbox_event")
     run(url, FILL, {"rows": rows, "payload": json.dumps(PAYLOAD)})
     run(url, "VACUUM ANALYZE outbox_event")

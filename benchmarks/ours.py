@@ -1,4 +1,4 @@
-"""Relaybox as it is measured: relays in processes of their own, and an application that emits."""
+"""Relaybox as it is measured: relays in separate processes, and an application that emits."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from relaybox.stores.store import Claim, Settlement, Want
 
 KEYS = 1_000
 LOOK = 0.005
-"""Seconds after which a relay looks again whether everything is delivered."""
+"""Seconds until a relay checks again whether everything is delivered."""
 PAUSE = """
 INSERT INTO outbox_destination (name, paused_at, paused_by) VALUES ('runner', clock_timestamp(), 'bench')
 ON CONFLICT (name) DO UPDATE SET paused_at = excluded.paused_at, paused_by = excluded.paused_by"""
@@ -39,7 +39,7 @@ RESUME = "UPDATE outbox_destination SET paused_at = NULL, paused_by = NULL WHERE
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is drained, and by how many relays."""
+    """The rows to drain, and the number of relays."""
 
     ordered: bool = False
     hot: int = 0
@@ -47,17 +47,17 @@ class Plan:
     keep: bool = True
     relays: int = 1
     contexts: int | None = None
-    """Where events have a trace context: of how many per cent it is sampled."""
+    """Per cent of the trace contexts that are sampled, if events have one."""
     metrics: bool = False
     traces: bool = False
 
     @property
     def names(self) -> list[str]:
-        """Those of the destinations."""
+        """Return the names of the destinations."""
         return ["runner", *(f"runner {number}" for number in range(2, self.destinations + 1))]
 
     def outbox(self, url: str, handle: Callable[[Event], Awaitable[None]], **settings: Any) -> Outbox:
-        """An outbox with the default settings, all of whose destinations are one function."""
+        """Return an outbox with default settings; one function is the sink of all destinations."""
         outbox = Outbox(url, **settings)
         options = {} if self.keep else {"retention": 0}
         for name in self.names:
@@ -65,7 +65,7 @@ class Plan:
         return outbox
 
     def observers(self) -> list[Observer]:
-        """Those that are measured themselves."""
+        """Return the observers to measure."""
         if self.traces:
             _trace()
         if not self.metrics:
@@ -76,7 +76,7 @@ class Plan:
 
 
 def _trace() -> None:
-    """Have spans exported to nowhere."""
+    """Export spans to nowhere."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter, SpanExportResult
@@ -92,10 +92,10 @@ def _trace() -> None:
 
 @dataclass(frozen=True, slots=True)
 class Drained:
-    """What one drain came to. A claim is in vain that gets nothing while another one still gets something.
+    """The result of one drain. A claim is empty if it gets nothing while another one still gets something.
 
-    ``rate`` counts from where the relay begins, ``pace`` from the first claim; ``cpu`` is in microseconds an
-    event, of all relays together, ``server`` that of PostgreSQL.
+    ``rate`` counts from the start of the relay, ``pace`` from the first claim. ``cpu`` is in microseconds per
+    event, of all relays together, and ``server`` that of PostgreSQL.
     """
 
     rate: float
@@ -107,26 +107,26 @@ class Drained:
 
     @property
     def busy(self) -> Busy:
-        """While events were delivered."""
+        """Return the load while events were delivered."""
         return Busy(self.pace * self.cpu / 1e4, self.pace * self.server / 1e4)
 
 
 @dataclass(frozen=True, slots=True)
 class Board:
-    """Shared memory: what each relay has claimed and settled, in numbers of claims and of deliveries."""
+    """Shared memory with each relay's claims and settles, as numbers of claims and of deliveries."""
 
     claims: Any
     settled: Any
 
     @classmethod
     def of(cls, relays: int) -> Board:
-        """With a place for each relay."""
+        """Make a board with a slot for each relay."""
         context = multiprocessing.get_context("spawn")
         return cls(context.Array("q", relays, lock=False), context.Array("q", relays, lock=False))
 
 
 class _Claim(NamedTuple):
-    """When it was made, how much it got, and the CPU that the process had taken before."""
+    """The time of a claim, its number of rows, and the CPU that the process had used before."""
 
     at: float
     got: int
@@ -176,9 +176,9 @@ async def drain(url: str, rows: int, plan: Plan) -> Drained:
 
 
 async def _let_go(url: str, board: Board, together: bool) -> float:
-    """Relays that come together wait until they know of each other: that is not what is measured.
+    """Let relays that start together wait until they know of each other: this is not measured.
 
-    The CPU that the server had taken until then.
+    Return the CPU that the server had used by then.
     """
     if not together:
         return server_cpu(url)
@@ -191,7 +191,7 @@ async def _let_go(url: str, board: Board, together: bool) -> float:
 
 
 class _Counting(Observer):
-    """Notes on the board what was settled, and when the last was."""
+    """Records on the board the settled deliveries and the time of the last settle."""
 
     def __init__(self, board: Board, number: int) -> None:
         self._board = board
@@ -204,12 +204,12 @@ class _Counting(Observer):
 
 
 async def deliver(url: str, plan: Plan, number: int, board: Board, rows: int) -> _Run:
-    """Run a relay until all relays together have settled ``rows``; it has that place on the board."""
+    """Run a relay until all relays together have settled ``rows``; it has that slot on the board."""
     seen = 0
 
     async def handle(event: Event) -> None:
         nonlocal seen
-        # Decoded on demand, so that it has to be asked for.
+        # The payload is decoded on demand, so read it.
         _ = event.payload
         seen += 1
 
@@ -226,11 +226,11 @@ async def deliver(url: str, plan: Plan, number: int, board: Board, rows: int) ->
         observers=[counting, *plan.observers()],
         store=store,
     )
-    # A peer's pool is open before its time begins, too.
+    # A peer's pool is open before its measurement begins, too.
     await store.now()
     began = begin()
     async with relay:
-        # Other processes write into it as well, so that there is nothing to wait on.
+        # Other processes also write into it, so it offers nothing to wait for.
         while sum(board.settled) < rows:  # noqa: ASYNC110
             await asyncio.sleep(LOOK)
         used = time.process_time()
@@ -240,7 +240,7 @@ async def deliver(url: str, plan: Plan, number: int, board: Board, rows: int) ->
 
 
 def _note_claims(store: SqlStore, board: Board, number: int) -> list[_Claim]:
-    """Every claim; grows."""
+    """Record every claim in a growing list."""
     claims: list[_Claim] = []
     original = store.claim
 
@@ -257,13 +257,13 @@ def _note_claims(store: SqlStore, board: Board, number: int) -> list[_Claim]:
 
 @dataclass(frozen=True)
 class Sessions:
-    """Each event emitted through a SQLAlchemy session, whose commit wakes the relay; in a peer's shape."""
+    """Emit each event through a SQLAlchemy session; its commit wakes the relay. Looks like a peer."""
 
     def __str__(self) -> str:
         return "Session, commit hook"
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """A relay with its default settings."""
+        """Run a relay with its default settings."""
         arrivals = Arrivals(count)
 
         async def handle(event: Event) -> None:
@@ -275,17 +275,17 @@ class Sessions:
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """As a threaded server does it."""
+        """Emit as a threaded server does."""
         return await asyncio.to_thread(emit_by_sessions, url, rate, count)
 
 
 def sessions() -> MeasuredPeer:
-    """Ours, for a look at how long events wait."""
+    """Return our peer, to measure how long events wait."""
     return MeasuredPeer("relaybox", ordered=True, keeps=True, setups=[Sessions()])
 
 
 def emit_by_sessions(url: str, rate: float, count: int) -> list[float]:
-    """One transaction an event at a steady rate, in as many threads as a peer has connections."""
+    """Emit one transaction per event at a steady rate, in as many threads as a peer has connections."""
     size = lanes(rate)
     outbox = Plan().outbox(url, _nothing)
     engine = sa.create_engine(
@@ -294,7 +294,7 @@ def emit_by_sessions(url: str, rate: float, count: int) -> list[float]:
     commits = [0.0] * count
     began: list[float] = []
     opened = threading.Barrier(size, lambda: began.append(begin()))
-    # Ahead of the hook that wakes the relay: what that takes is part of the wait.
+    # Before the hook that wakes the relay: its time is part of the wait.
     sa.event.listen(Session, "after_commit", _note_commit, insert=True)
 
     def lane(first: int) -> None:
@@ -322,7 +322,7 @@ async def _nothing(event: Event) -> None:
 
 
 def peak_memory() -> float:
-    """The most megabytes that this process has held; unlike ru_maxrss, without those of its parent."""
+    """Return the most megabytes that this process held; ru_maxrss would include those of its parent."""
     lines = Path("/proc/self/status").read_text().splitlines()
     kilobytes = next(line.split()[1] for line in lines if line.startswith("VmHWM"))
     return int(kilobytes) / 1024

@@ -1,4 +1,4 @@
-"""``docs/performance.md``, made of one run of the benchmarks, and the line of it that is kept."""
+"""Write ``docs/performance.md`` from one run of the benchmarks, and keep the run as a line of JSON."""
 
 from __future__ import annotations
 
@@ -23,27 +23,28 @@ PACKAGES = (
 )  # fmt: skip
 PROFILE = """# Profile before and after
 
-To be written: where the time went before, where it goes now.
+To be written: where the time went before, and where it goes now.
 """
 
 HEAD = """# Performance
 
-Figures of `make bench`: Relaybox against other outboxes for Python, each installed from the package index and
-in the best of its documented configurations, and against bare loops of the drivers, which are what the
-database allows. Within a measurement the variants take turns within seconds, so that whatever else the
-machine does disturbs all of them alike; what is compared is the ratio of neighbours. Figures are medians, in
-brackets the quartiles.
+Figures of `make bench`: Relaybox against other outboxes for Python (peers) and against bare loops of the
+drivers. Each peer is installed from the package index, in the best of its documented configurations. The
+bare loops show what the database allows. The variants of a measurement take turns within seconds, so that
+other work of the machine disturbs all of them equally. The comparison is the ratio of neighbours. Figures
+are medians, with the quartiles in brackets.
 
-- Payloads have 300 bytes, handlers do nothing but read them. PostgreSQL runs on the same machine with the
+- Payloads have 300 bytes, and handlers only read them. PostgreSQL runs on the same machine with the
   settings of a new cluster, fsync included.
-- Relays, peers and bare loops run in processes of their own, and all as `relaybox relay` does: on uvloop, and
-  with `gc.freeze()` before the work begins. One that is faster on the loop of asyncio has that, and the
-  table says so.
-- Each peer is tried in several of the configurations that its documentation offers, for its rate and, apart
-  from that, for its latency, with its LISTEN/NOTIFY where it has that; the tables show what was chosen.
-- Relaybox has its default settings throughout.
+- Relays, peers and bare loops run in separate processes, all as `relaybox relay` does: on uvloop, and with
+  `gc.freeze()` before the work begins. A peer that is faster on asyncio's loop uses that, and the table
+  says so.
+- Each peer is tried in several of the configurations that its documentation offers, for its rate and,
+  separately, for its latency, with its LISTEN/NOTIFY if it has that. The tables show the chosen
+  configuration.
+- Relaybox always has its default settings.
 
-This page is written by `make bench`; do not edit it. All figures of every run stand in `performance.jsonl`.
+`make bench` writes this page; do not edit it. `performance.jsonl` has all figures of every run.
 """
 AGAIN = """## How to repeat it
 
@@ -54,8 +55,8 @@ make bench PARTS='drain latency'    # some parts, which are only printed
 .venv/bin/python -m benchmarks.compare ../other   # drain and latency against another checkout, in turns
 ```
 
-It needs Python and Linux, installs what it measures into `.venv`, and starts a PostgreSQL of its own. Nothing
-else should run on the machine meanwhile.
+It needs Python and Linux, installs the peers into `.venv`, and starts a PostgreSQL of its own. Run nothing
+else on the machine at the same time.
 """
 TITLES = {
     "drain": "Drain",
@@ -80,12 +81,12 @@ TITLES = {
 
 
 def bars(parts: Mapping[str, Facts]) -> list[Facts]:
-    """Every bar that these parts are held to, with what was measured."""
+    """Return every bar of these parts, with its figure."""
     return [bar for facts in parts.values() for bar in facts["bars"]]
 
 
 def show_bars(parts: Mapping[str, Facts]) -> None:
-    """Print them."""
+    """Print the bars."""
     found = bars(parts)
     if found:
         columns = ["bar", "wanted", "measured", "reached"]
@@ -93,7 +94,7 @@ def show_bars(parts: Mapping[str, Facts]) -> None:
 
 
 def record(parts: Mapping[str, Facts], options: Options, postgres: str, docs: Path = DOCS) -> Facts:
-    """A run with all that is needed to compare it with another; kept as a line of ``performance.jsonl``."""
+    """Keep a run as a line of ``performance.jsonl``, with everything needed to compare it with another."""
     run = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M"),
         "commit": commit(),
@@ -108,7 +109,7 @@ def record(parts: Mapping[str, Facts], options: Options, postgres: str, docs: Pa
 
 
 def write(run: Facts, docs: Path = DOCS) -> None:
-    """Write the page and its pictures anew."""
+    """Write the page and its pictures again."""
     drawn = plots.draw(run["parts"], docs / "images")
     runs = [json.loads(line) for line in (docs / "performance.jsonl").read_text().splitlines()]
     sections = [HEAD, _about(run), _judged(run), _better(run["parts"])]
@@ -172,7 +173,7 @@ def _judged(run: Facts) -> str:
 
 
 def _better(parts: Mapping[str, Facts]) -> str:
-    """Said whether or not a bar was missed by it."""
+    """Return where a peer is better, whether or not that missed a bar."""
     lines = [*_faster_drains(parts), *_shorter_waits(parts)]
     text = "\n".join(f"- {line}" for line in lines) or "In nothing that was measured in this run."
     return f"## Where a peer is better\n\n{text}"
@@ -206,7 +207,7 @@ def _shorter_waits(parts: Mapping[str, Facts]) -> Iterator[str]:
 
 
 def _profile(file: Path) -> str:
-    """Written by hand, beside this page."""
+    """Return a link to the page that is written by hand."""
     if not file.exists():
         file.write_text(PROFILE)
     return (

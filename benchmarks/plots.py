@@ -1,4 +1,4 @@
-"""The pictures of ``docs/performance.md``, each as PNG and as SVG."""
+"""Draw the pictures of ``docs/performance.md``, each as PNG and as SVG."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WINDOWS = 40
 
 
 def draw(parts: Mapping[str, Facts], directory: Path) -> dict[str, list[str]]:
-    """Draw what there is to draw; the names of the files without their endings, by part."""
+    """Draw what the parts offer; return the names of the files without their endings, by part."""
     drawn = {}
     for part, drawing in (("drain", _drain), ("latency", _latency), ("growth", _growth)):
         if part in parts:
@@ -28,7 +28,7 @@ def draw(parts: Mapping[str, Facts], directory: Path) -> dict[str, list[str]]:
 
 @contextmanager
 def _picture(path: Path) -> Iterator[Any]:
-    # Only the group bench has it, and it takes a while to import.
+    # Only the group bench has it, and importing it takes a while.
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -70,7 +70,7 @@ def _colour(name: str) -> str:
 
 
 def _latency(facts: Facts, axes: Any) -> None:
-    """Of each rate a group of bars from p50 to p99."""
+    """Draw, for each rate, a group of bars from p50 to p99."""
     from matplotlib.ticker import LogLocator
 
     figures = {tuple(name.rsplit(", ", 2)): value["median"] for name, value in facts["figures"].items()}

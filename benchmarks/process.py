@@ -1,7 +1,7 @@
-"""Processes of their own, in which everything that is measured runs, ours and others alike.
+"""Run everything that is measured in separate processes, ours and others alike.
 
-As under ``relaybox relay``, they run on uvloop, unless their maker chooses asyncio's loop, and what they have
-set up before the work begins is left to no collection of garbage.
+As under ``relaybox relay``, they run on uvloop, unless their maker chooses asyncio's loop. The garbage
+collector ignores what they set up before the work begins.
 """
 
 from __future__ import annotations
@@ -25,37 +25,37 @@ Work: TypeAlias = Callable[..., Coroutine[Any, Any, Any]]
 PATIENCE = 30.0
 """Seconds that a process may take on top of its work."""
 SLOWEST = 50.0
-"""Events a second that a drain may be expected to reach."""
+"""Events per second that a drain is expected to reach."""
 
 
 def begin() -> float:
-    """The time at which the work begins, by the clock of all processes."""
+    """Return the time at which the work begins, by the clock of all processes."""
     gc.collect()
     gc.freeze()
     return time.monotonic()
 
 
 async def apart(work: Work, *args: Any, seconds: float, loop: Loop = "uvloop") -> Any:
-    """What ``work`` returns in a new process, which ends after so many seconds at the latest."""
+    """Return what ``work`` returns in a new process, which ends after at most this many seconds."""
     async with asyncio.timeout(seconds), process(seconds, work, *args, loop=loop) as answers:
         return await answers.hear()
 
 
 class Answers:
-    """What a process says."""
+    """The answers of a process."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
 
     async def hear(self) -> Any:
-        """The next answer; an error there is an error here."""
+        """Return the next answer; raise an error of the process here."""
         loop, there = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._connection.fileno(), there.set)
         try:
             await there.wait()
         finally:
             loop.remove_reader(self._connection.fileno())
-            # uvloop leaves it otherwise, and a long answer would be read in part.
+            # uvloop makes it non-blocking, and a long answer would be read in part.
             os.set_blocking(self._connection.fileno(), True)
         try:
             failed, answer = self._connection.recv()
@@ -70,7 +70,7 @@ class Answers:
 async def process(
     seconds: float, work: Work, *args: Any, tells: bool = False, loop: Loop = "uvloop"
 ) -> AsyncIterator[Answers]:
-    """A process that does the work; one that ``tells`` is given a function to say that it is about to."""
+    """Start a process that does the work; one that ``tells`` gets a function to report that it begins."""
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
     spawned = context.Process(target=_work, args=(its, seconds, work, args, tells, loop), daemon=True)
@@ -85,7 +85,7 @@ async def process(
 
 
 def _work(answers: Connection, seconds: float, work: Work, args: Any, tells: bool, loop: Loop) -> None:
-    # Also a process whose parent was killed ends.
+    # It also ends if its parent was killed.
     faulthandler.dump_traceback_later(seconds, exit=True)
 
     def tell() -> None:

@@ -1,7 +1,7 @@
 """A receiver that answers every request with 200 as fast as one process can.
 
-It is to be no bottleneck: a bare protocol, on uvloop where that is installed, which takes a fraction of what
-any client takes for the same request.
+It must not limit the measurement. It is a bare protocol, on uvloop if installed, and takes a fraction of the
+time of any client for the same request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ except ImportError:
 ANSWER = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok"
 
 Seen: TypeAlias = Any
-"""Two numbers in shared memory: the requests that were answered, and the nanoseconds of CPU they took."""
+"""Two numbers in shared memory: the answered requests, and the nanoseconds of CPU they took."""
 
 _find_length = re.compile(rb"\r\ncontent-length: *([0-9]+)", re.IGNORECASE).search
 
@@ -35,12 +35,12 @@ class Receiver(asyncio.Protocol):
         self._seen = seen
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin with nothing read."""
+        """Start with an empty buffer."""
         self._transport = cast(asyncio.Transport, transport)
         self._read = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer each request that is complete."""
+        """Answer each complete request."""
         self._read = self._read + data if self._read else data
         while (end := self._read.find(b"\r\n\r\n")) >= 0:
             length = _find_length(self._read, 0, end)
@@ -58,7 +58,7 @@ async def _serve(port: Connection, seen: Seen) -> None:
     server = await loop.create_server(lambda: Receiver(seen), "127.0.0.1", 0, backlog=1024)
     port.send(server.sockets[0].getsockname()[1])
     while True:
-        # Seldom enough to cost nothing.
+        # Rarely enough to cost nothing.
         await asyncio.sleep(0.05)
         seen[1] = time.process_time_ns()
 
@@ -70,7 +70,7 @@ def _main(port: Connection, seen: Seen) -> None:
 
 @contextmanager
 def counting_receiver() -> Iterator[tuple[str, Seen]]:
-    """The URL of a receiver in a process of its own, and what it has seen."""
+    """Yield the URL of a receiver in a process of its own, and its counters."""
     context = multiprocessing.get_context("spawn")
     mine, its = context.Pipe()
     seen = context.RawArray("Q", 2)
@@ -85,6 +85,6 @@ def counting_receiver() -> Iterator[tuple[str, Seen]]:
 
 @contextmanager
 def receiver() -> Iterator[str]:
-    """The URL of a receiver in a process of its own."""
+    """Yield the URL of a receiver in a process of its own."""
     with counting_receiver() as (url, _):
         yield url

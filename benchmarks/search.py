@@ -1,9 +1,9 @@
-"""``python -m benchmarks.search``: documents into search engines, against a bare loop of bulk requests.
+"""Write documents into search engines, against a bare loop of bulk requests: ``python -m benchmarks.search``.
 
-Both write the same documents of 1 kB to the same server, as many in a request and as many requests at once,
-and both wait until they are written and not only queued. Relay and loop run in processes of their own, in
-turns, and what has arrived is counted. Then documents are committed at a steady rate, and it is looked how
-long each takes until a search finds it. At last a table is backfilled, and the memory for that compared.
+Both write the same documents of 1 kB to the same server, with the same number per request and of requests at
+once. Both wait until the documents are written and not only queued. Relay and loop run in separate processes,
+in turns, and the arrived documents are counted. Then documents are committed at a steady rate, to measure how
+long each takes until a search finds it. At last a table is backfilled, to measure its memory.
 """
 
 from __future__ import annotations
@@ -33,47 +33,47 @@ from tests.servers import meilisearch, opensearch
 BAR = 0.6
 IN_A_REQUEST = 1000
 AT_ONCE = 4
-"""Requests of the bare loop: as many as the sink has."""
+"""Requests of the bare loop: as many as those of the sink."""
 NAME = "documents"
 BODY = "the quick brown fox jumps over the lazy dog and runs on; " * 16
 PER_SECOND = 100
 SECONDS = 20
 WARM_UP = 5
-"""Seconds that are not looked at: a Java program is slow with whatever it does for the first time."""
+"""Seconds that are ignored: a Java program is slow at everything it does for the first time."""
 LOOK = 0.01
-"""Seconds between two searches for what is new."""
+"""Seconds between two searches for new documents."""
 REFRESH = "200ms"
-"""How often OpenSearch makes what is new visible; by default it is once a second."""
+"""How often OpenSearch makes new documents visible; the default is once per second."""
 
 
 def document(number: int) -> dict[str, Any]:
-    """A document of about 1 kB."""
+    """Return a document of about 1 kB."""
     return {"id": number, "n": number, "title": f"Document {number}", "body": BODY}
 
 
 class Engine(Protocol):
-    """How one engine is filled, emptied and asked."""
+    """Fill, empty and query one engine."""
 
     auth: str | None
 
     def destination(self) -> str:
-        """The URL of the sink."""
+        """Return the URL of the sink."""
         ...
 
     async def clear(self, http: aiohttp.ClientSession) -> None:
-        """Make an empty index."""
+        """Create an empty index."""
         ...
 
     async def write(self, http: aiohttp.ClientSession, documents: Sequence[dict[str, Any]]) -> None:
-        """One bulk request, until it is written."""
+        """Send one bulk request, and wait until it is written."""
         ...
 
     async def found(self, http: aiohttp.ClientSession, after: int) -> list[int]:
-        """The numbers of documents beyond this that a search finds, or of the next ones."""
+        """Return the numbers of the documents after this one that a search finds, or of the next ones."""
         ...
 
     async def count(self, http: aiohttp.ClientSession) -> int:
-        """How many documents there are."""
+        """Return the number of documents."""
         ...
 
 
@@ -113,7 +113,7 @@ class OpenSearch:
 
 @dataclass(frozen=True)
 class Meilisearch:
-    """An imitation of one, in Python: its speed says nothing of the real one's."""
+    """An imitation in Python: its speed says nothing about the real engine."""
 
     base: str
     auth: str | None
@@ -174,13 +174,13 @@ MAKERS = {"OpenSearch": _opensearch, "Meilisearch (imitated)": _meilisearch}
 
 
 def made(url: str, engine: Engine) -> Outbox:
-    """An outbox whose documents go to the engine."""
+    """Return an outbox with the engine as its destination."""
     search = Destination("search", engine.destination(), auth=engine.auth, batch_size=1000)
     return Outbox(url, destinations=[search], routes=[Route("document.*", to="search")])
 
 
 def emit(url: str, engine: Engine, documents: int) -> None:
-    """Events of so many documents, and what autovacuum would do later."""
+    """Emit the events of this many documents, and do what autovacuum would do later."""
     here = made(url, engine)
     with psycopg.connect(url) as connection:
         connection.execute("TRUNCATE outbox_event")
@@ -195,7 +195,7 @@ def emit(url: str, engine: Engine, documents: int) -> None:
 
 
 async def relayed(url: str, engine: Engine) -> float:
-    """A relay that drains what there is; the seconds it took."""
+    """Drain with a relay; return the seconds."""
     relay = made(url, engine).relay()
     began = begin()
     await relay.drain()
@@ -203,7 +203,7 @@ async def relayed(url: str, engine: Engine) -> float:
 
 
 async def into_nothing(url: str) -> float:
-    """The same events to a function that does nothing: no engine can make a relay faster than that."""
+    """Drain the same events to a function that does nothing: no engine can make a relay faster than that."""
     here = Outbox(url)
 
     async def nothing(_: object) -> None: ...
@@ -216,7 +216,7 @@ async def into_nothing(url: str) -> float:
 
 
 async def bare(engine: Engine, documents: int) -> float:
-    """Bulk requests without a relay; the seconds they took."""
+    """Send bulk requests without a relay; return the seconds."""
     left = [range(at, min(at + IN_A_REQUEST, documents)) for at in range(0, documents, IN_A_REQUEST)]
     left.reverse()
     async with aiohttp.ClientSession() as http:
@@ -231,7 +231,7 @@ async def bare(engine: Engine, documents: int) -> float:
 
 
 def variants(url: str, engine: Engine, documents: int) -> dict[str, Take]:
-    """The relay, and the loop beside it."""
+    """Return the relay and the loop."""
     limit = PATIENCE + documents / SLOWEST
 
     async def counted(work: Callable[..., Any], *given: Any) -> float:
@@ -257,7 +257,7 @@ def variants(url: str, engine: Engine, documents: int) -> dict[str, Take]:
 
 
 async def searchable(url: str, engine: Engine, seconds: int) -> list[float]:
-    """How long each document took from its commit until a search found it, at a steady rate."""
+    """Return how long each document took from its commit until a search found it, at a steady rate."""
     run(url, "TRUNCATE outbox_event")
     here = made(url, engine)
     committed: dict[int, float] = {}
@@ -278,7 +278,7 @@ async def searchable(url: str, engine: Engine, seconds: int) -> list[float]:
 
 @asynccontextmanager
 async def running(here: Outbox) -> AsyncIterator[None]:
-    """A relay, beside what else this process does."""
+    """Run a relay while this process does other work."""
     async with here.relay():
         yield
 
@@ -293,7 +293,7 @@ async def _emit_steadily(here: Outbox, connection: Any, committed: dict[int, flo
 
 
 async def backfilled(url: str, engine: Engine, documents: int) -> float:
-    """A backfill of a table; the most memory it had, in MiB."""
+    """Backfill a table; return its peak memory in MiB."""
     run(url, "TRUNCATE outbox_event")
     run(url, "DROP TABLE IF EXISTS documents")
     run(url, "CREATE TABLE documents (id int PRIMARY KEY, title text, body text)")
@@ -316,7 +316,7 @@ async def _backfill(url: str, engine: Engine, documents: int) -> float:
 
 
 async def measure(server_url: str, options: Options, names: Sequence[str]) -> Facts:
-    """Each engine: the rate against the bare loop, and the time until a search finds what was committed."""
+    """Measure each engine: its rate against the bare loop, and the time from commit to search."""
     findings = Findings()
     rates, waits, memory = [], [], []
     for name in names:
@@ -352,7 +352,7 @@ async def measure(server_url: str, options: Options, names: Sequence[str]) -> Fa
 
 
 def main() -> None:
-    """Measure the engines that were named, else all."""
+    """Measure the named engines, or all."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.search", description=__doc__)
     parser.add_argument("engines", nargs="*", metavar="engine", help=f"{', '.join(MAKERS)}; all by default")
     parser.add_argument("--rows", type=int, default=100_000)

@@ -1,4 +1,4 @@
-"""Which version of the code this is, for whoever wants to repeat a run."""
+"""The version of the code that runs, so that a run can be repeated."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ WRITTEN = (":!docs/proof.*", ":!docs/performance.*", ":!docs/images/performance-
 
 @cache
 def commit() -> str:
-    """The commit's short name, with a sign where files differ from it; ``unknown`` outside a repository."""
+    """Return the commit's short name, marked if files differ from it; ``unknown`` outside a repository."""
     try:
         changed = _git("status", "--porcelain", "--", ".", *WRITTEN)
         return _git("rev-parse", "--short=10", "HEAD") + ("-dirty" if changed else "")

@@ -67,7 +67,7 @@ algolia_url = server("Algolia")
 
 @pytest.fixture(scope="session")
 def redis_url() -> str:
-    """The URL of a database of this process's own on a Redis server."""
+    """Return the URL of a database on a Redis server that only this process uses."""
     # A server of ours has as many as there are ranges; one that is given has 16.
     databases = 16 if os.environ.get("RELAYBOX_TEST_REDIS") else ports.RANGES
     return shared_server("Redis").removesuffix("/0") + f"/{ports.own().number % databases}"
@@ -95,7 +95,7 @@ def shared_server(kind: str) -> str:
 
 @pytest.fixture(scope="session")
 def chromium_path() -> Iterator[str]:
-    """The path of the browser."""
+    """Return the path of the browser."""
     with available("Chromium", chromium.program()) as path:
         yield path
 
@@ -109,14 +109,14 @@ def fresh_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], s
 
 @pytest.fixture(scope="module")
 def module_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Like fresh_database, for all tests of the module."""
+    """Return a fresh database for all tests of the module."""
     with databases(request, fresh.database, sqlite.server) as create:
         yield create
 
 
 @pytest.fixture
 def migrated_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Like fresh_database, with Relaybox's tables in it: much cheaper than to migrate one."""
+    """Return a fresh database with Relaybox's tables: much cheaper than migrating one."""
     with databases(request, fresh.migrated, fresh.migrated_sqlite) as create:
         yield create
 
@@ -155,7 +155,7 @@ def give_up(name: str, reason: object) -> NoReturn:
 
 @pytest.fixture(autouse=True)
 def clean_logging() -> Iterator[None]:
-    """What a command in this process makes of the loggers is undone."""
+    """Undo what a command in this process does to the loggers."""
     loggers = [logging.getLogger(name) for name in (None, "relaybox", "psycopg")]
     before = [(one.handlers[:], one.level, one.propagate) for one in loggers]
     raises = logging.raiseExceptions

@@ -17,7 +17,7 @@ def _postgresql(connection: sa.Connection) -> int:
 
 
 def _mysql(connection: sa.Connection) -> int:
-    # Not innodb_trx, a copy that is not renewed while anything reads it, nor the server's counters.
+    # innodb_trx is a copy that is not renewed while it is read, and the counters are the server's.
     status = connection.exec_driver_sql("SHOW ENGINE INNODB STATUS").one()[2]
     # The section before tells of the last deadlock, for as long as there is no other.
     now = status.rpartition("\nTRANSACTIONS\n")[2]

@@ -72,7 +72,7 @@ OF_SQLITE = {
 
 @contextmanager
 def transaction(url: str) -> Iterator[sa.Connection]:
-    """A connection in a transaction of its own."""
+    """Yield a connection in a transaction of its own."""
     with engine(url).begin() as connection:
         yield connection
 
@@ -93,7 +93,7 @@ def run_script(url: str, script: str) -> None:
 
 
 def snapshot(url: str, *, schema: str | None = None, leave_out: tuple[str, ...] = ()) -> Snapshot:
-    """Everything in the database, or in its schema, but the tables that are left out."""
+    """Return everything in the database, or in its schema, but the tables that are left out."""
     take = {"postgresql": postgresql, "mysql": mariadb, "sqlite": sqlite}[sa.make_url(url).drivername]
     with transaction(url) as connection:
         return {

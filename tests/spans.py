@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 
 def collecting(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
-    """An SDK for as long as the test runs; every span that ends is in its exporter."""
+    """Collect every span that ends during the test."""
     exporter = InMemorySpanExporter()
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
@@ -20,5 +20,5 @@ def collecting(monkeypatch: pytest.MonkeyPatch) -> InMemorySpanExporter:
 
 
 def named(exporter: InMemorySpanExporter, name: str) -> list[ReadableSpan]:
-    """The spans of that name, in the order they ended."""
+    """Return the spans of that name, in the order they ended."""
     return [span for span in exporter.get_finished_spans() if span.name == name]

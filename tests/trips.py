@@ -10,7 +10,7 @@ from unittest.mock import patch
 
 @contextmanager
 def counted(driver: Any) -> Iterator[list[Any]]:
-    """All that is asked meanwhile by a driver, or by every driver of a class."""
+    """Count all round trips meanwhile of a driver, or of every driver of a class."""
     asked: list[Any] = []
     run = driver.run
 

@@ -1,4 +1,4 @@
-"""Threads that write to a database beside what a test does."""
+"""Threads that write to a database during a test."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def writing(
         chance, numbers = random.Random(seed), itertools.count(seed * 100_000)
         begun.wait(PATIENCE)
         try:
-            # SQLite lets nobody else in where several come back at once.
+            # SQLite lets no other writer in if several come back at once.
             while not ending.wait(0.005):
                 try:
                     write(chance, next(numbers))

@@ -1,1 +1,1 @@
-"""The Django project that is measured; the environment says where its database and its broker are."""
+"""The measured Django project; the environment names its database and its broker."""

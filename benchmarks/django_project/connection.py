@@ -1,4 +1,4 @@
-"""What the other outbox publishes to, in the place of its connection to a broker."""
+"""A replacement for the other outbox's connection to a broker."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def _nothing(*arguments: Any) -> None:
 
 
 class Receiver:
-    """Hands bodies to ``handle``; ``closed`` is called where a batch has been published."""
+    """Pass bodies to ``handle``; ``closed`` is called when a batch has been published."""
 
     handle: ClassVar[Callable[[str], Any]] = _nothing
     closed: ClassVar[Callable[[], None]] = _nothing
@@ -20,7 +20,7 @@ class Receiver:
         self._open = False
 
     def is_connected(self) -> bool:
-        """Whether it is open."""
+        """True if it is open."""
         return self._open
 
     def connect(self, **credentials: Any) -> None:
@@ -28,7 +28,7 @@ class Receiver:
         self._open = True
 
     def send(self, body: str, destination: str, headers: Any) -> None:
-        """Hand a body over."""
+        """Pass a body on."""
         Receiver.handle(body)
 
     def disconnect(self) -> None:

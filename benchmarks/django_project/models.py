@@ -1,4 +1,4 @@
-"""What an application writes."""
+"""The model that an application writes."""
 
 from __future__ import annotations
 

@@ -8,4 +8,4 @@ from relaybox.contrib.django import outbox_handler
 
 @outbox_handler("order.*", name="runner")
 def run(event: Event) -> None:
-    """Nothing."""
+    """Do nothing."""

@@ -1,4 +1,4 @@
-"""Settings: the defaults of Relaybox, and the fastest that the other outbox offers."""
+"""Settings: the defaults of Relaybox, and the fastest ones of the other outbox."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The admin."""
+"""The URLs of the admin."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What the benchmarks measure, one part a file."""
+"""The parts of the benchmarks, one per file."""

@@ -1,6 +1,6 @@
-"""Bounds of time that no test asserts, because a busy machine breaks them.
+"""Measure bounds of time that no test asserts, because a busy machine breaks them.
 
-How soon deliveries go on after a kill of the database or of a relay is measured by ``make proof``.
+``make proof`` measures how soon deliveries go on after a kill of the database or of a relay.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ END = "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity WHERE datnam
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Each of them, with its bar."""
+    """Measure each of them, with its bar."""
     findings = Findings()
     helps = Sample([_help() for _ in range(options.size(9, 3))])
     findings.at_most("relaybox --help", 0.3, "s of CPU", helps)
@@ -51,7 +51,7 @@ async def measure(server_url: str, options: Options) -> Facts:
 
 
 def _help() -> float:
-    """Seconds of CPU."""
+    """Return the seconds of CPU."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run([sys.executable, "-m", "relaybox", "--help"], check=True, stdout=subprocess.DEVNULL)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -59,7 +59,7 @@ def _help() -> float:
 
 
 async def _crowd(url: str, events: int) -> tuple[float, float]:
-    """The p99 from commit to function in ms, with all destinations healthy and while the first one hangs."""
+    """Return the p99 from commit to function in ms, with all well and while the first destination hangs."""
     made, go_on = Outbox(url), asyncio.Event()
     took: list[float] = []
 
@@ -100,7 +100,7 @@ async def _crowd(url: str, events: int) -> tuple[float, float]:
 
 
 async def _busiest_second(url: str) -> float:
-    """The most events in any second, of two relays with a backlog."""
+    """Return the most events in any second, of two relays with a backlog."""
     made = Outbox(url)
     taken: list[float] = []
 
@@ -119,7 +119,7 @@ async def _busiest_second(url: str) -> float:
 
 
 async def _scrapes(server_url: str, url: str, count: int) -> Sample:
-    """Milliseconds of each scrape after the database has gone."""
+    """Return the milliseconds of each scrape after the database went away."""
     name = sa.make_url(url).database or ""
     async with Outbox(url).admin() as admin:
         await exposition(admin)

@@ -1,7 +1,7 @@
-"""Claims: how long one takes, whatever else stands in the table.
+"""Measure how long a claim takes, depending on the other rows of the table.
 
-Each case is a database of its own. Before every claim a hundred rows become due, afterwards they are gone
-again; what else stands there stays. All cases take turns.
+Each case has a database of its own. Before every claim a hundred rows become due, and afterwards they are
+removed. The other rows stay. All cases take turns.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from relaybox.stores.store import Settlement, Want
 
 LIMIT = 100
 CLAIMS = 10
-"""In one turn, of which the average counts."""
+"""Claims per turn; their average counts."""
 ROUNDS = 15
 KINDS = ("unordered", "ordered")
 
@@ -32,7 +32,7 @@ UPDATE outbox_event SET status = 'delivered', attempts = 1, delivered_at = clock
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What stands in the table: ``rows`` of so many keys, brought into a state by an UPDATE."""
+    """The rows of the table: ``rows`` with this many keys, brought into a state by an UPDATE."""
 
     title: str
     rows: int = 0
@@ -41,17 +41,17 @@ class Case:
 
     @property
     def due(self) -> bool:
-        """Whether the rows themselves are what is claimed."""
+        """True if the rows themselves are claimed."""
         return bool(self.rows) and self.state is None
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """How it is claimed; what is of one key, only in order."""
+        """Return the kinds of claims; rows of one key are claimed only in order."""
         return KINDS if not self.due else KINDS[1:]
 
 
 def cases(options: Options) -> list[Case]:
-    """The empty table first."""
+    """Return the cases, with the empty table first."""
     many, most = options.size(100_000, options.rows), options.size(1_000_000, 2 * options.rows)
     return [
         Case("nothing else"),
@@ -62,7 +62,7 @@ def cases(options: Options) -> list[Case]:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Milliseconds a claim."""
+    """Measure the milliseconds per claim."""
     variants: dict[str, Take] = {}
     chosen = cases(options)
     with ExitStack() as databases:
@@ -99,7 +99,7 @@ def _claiming(url: str, tables: Tables, stores: AsyncExitStack, *, ordered: bool
         spent = 0.0
         for _ in range(CLAIMS):
             if due:
-                # Of keys that nothing else is of.
+                # These keys have no other rows.
                 insert(url, LIMIT, keys=2**31 - 1 if ordered else 0, first=number)
                 number += LIMIT
             begin = time.perf_counter()

@@ -1,4 +1,7 @@
-"""Django, in a process of its own, because its settings hold for a whole one: see ``benchmarks.django``."""
+"""Measure Django in a process of its own, because its settings apply to a whole process.
+
+``benchmarks.django`` has the measurements.
+"""
 
 from __future__ import annotations
 
@@ -11,11 +14,11 @@ from benchmarks.process import apart
 LIMIT = 600.0
 """Seconds that it may take."""
 ROWS = 200_000
-"""Behind the admin's list; ``python -m benchmarks.django`` has ten times as many."""
+"""Rows behind the admin's list; ``python -m benchmarks.django`` has ten times as many."""
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """What was required of it, and what was measured; it starts servers of its own."""
+    """Measure the requirements; it starts servers of its own."""
     events, rows = options.size(4_000, 500), options.size(ROWS, 2_000)
     found = await apart(_run, events, rows, seconds=LIMIT)
     findings = Findings()

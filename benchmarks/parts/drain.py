@@ -1,8 +1,8 @@
-"""Drain: ours in every shape, the fastest peers and the bare loops, all in turns.
+"""Measure drains: ours in every shape, the fastest peers and the bare loops, all in turns.
 
-Every peer is tuned and tried on a few rows first; of each kind the fastest then take part. A peer is
-compared with ours of its own kind: one that deletes what it delivered, with ours at a retention of 0. The
-time of several relays counts from their first claim, because they wait for each other before it.
+Every peer is first tuned and tried on a few rows. The fastest of each kind then take part. A peer is compared
+with ours of the same kind: one that deletes delivered rows, with ours at a retention of 0. The time of
+several relays counts from their first claim, because they wait for each other before it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ PLANS = {
 TRIED = 2_000
 BEST = 2
 FAST = 0.5
-"""Of the fastest peer's rate: below that one has no chance to be the fastest in the end."""
+"""Share of the fastest peer's rate below which a peer cannot become the fastest."""
 
 
 @dataclass
 class Tried:
-    """What the peers reached on a few rows."""
+    """The rates of the peers on a few rows."""
 
     rates: dict[str, float] = field(default_factory=dict)
     lines: list[list[str]] = field(default_factory=list)
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Events a second; with 5 destinations rows a second."""
+    """Measure events per second; with 5 destinations, rows per second."""
     rows = options.rows
     with outbox(server_url) as (url, _), ExitStack() as stack:
         taken: dict[str, list[ours.Drained]] = {name: [] for name in PLANS}
@@ -57,7 +57,7 @@ async def measure(server_url: str, options: Options) -> Facts:
         chosen: dict[str, list[str]] = {}
         findings, tried = Findings(), Tried()
         for kind in (KEPT, DELETED, ORDERED):
-            # Each in a database of its own, for two call their table the same.
+            # Each has a database of its own, because two use the same name for their table.
             urls = [stack.enter_context(fresh.database(server_url)) for _ in PEERS]
             chosen[kind] = []
             for name, peer, peer_url in await _choose(urls, kind, options, tried):
@@ -96,12 +96,12 @@ def _tried(options: Options) -> int:
 async def _choose(
     urls: Sequence[str], kind: str, options: Options, tried: Tried
 ) -> list[tuple[str, Peer, str]]:
-    """The fastest peers of the kind, with the names they have in the table and their databases."""
+    """Return the fastest peers of the kind, with their names in the table and their databases."""
     rates: list[tuple[float, tuple[str, Peer, str]]] = []
     for peer, url in zip(PEERS, urls, strict=True):
         if not (peer.ordered if kind == ORDERED else peer.keeps == (kind == KEPT)):
             continue
-        # Tuned for each kind by itself.
+        # Tune for each kind separately.
         own = copy.copy(peer)
         if not options.quick:
             await own.tune(url, keys=_keys(kind))

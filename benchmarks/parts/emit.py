@@ -1,7 +1,7 @@
-"""What emitting adds to a transaction: an UPDATE alone, with a hand-written INSERT of the row, with ``emit``.
+"""Measure what emitting adds to an UPDATE: against the UPDATE alone and with a hand-written INSERT.
 
-Once without telling the relays, as the INSERT does not, and once with it, in the way that the documentation
-recommends for the driver: a session by its commit, a connection by ``transaction`` or ``wake``.
+Measure once without waking the relays, like the INSERT, and once with it, as the documentation recommends for
+the driver: a session by its commit, a connection by ``transaction`` or ``wake``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from benchmarks.harness import PAYLOAD, Sample, Take, interleave, outbox, run
 from relaybox import Destination, Outbox, Route
 
 TRANSACTIONS = 50
-"""Of one variant before it is the next one's turn."""
+"""Transactions of one variant per turn."""
 ORDERS = 1_000
 ROUNDS = 20
 INSERT_BAR, UPDATE_BAR = 1.10, 1.55
@@ -46,14 +46,14 @@ Opened: TypeAlias = AbstractAsyncContextManager[Variants]
 
 
 def values(order: int) -> tuple[Any, ...]:
-    """The row of one event, as somebody would write it by hand."""
+    """Return the row of one event, as written by hand."""
     event_id = str(uuid7())
     event = ("Order", str(order), "order.paid", json.dumps(PAYLOAD))
     return (event_id, event_id, "runner", *event, None, None, "{}", None, event_id, 5)
 
 
 def made_outbox(url: str, **settings: Any) -> Outbox:
-    """An outbox with one destination."""
+    """Return an outbox with one destination."""
     destinations = [Destination("runner", "console:")]
     return Outbox(url, destinations=destinations, routes=[Route("*", to="runner")], **settings)
 
@@ -63,7 +63,7 @@ def _variants(timing: Callable[..., Take], *transactions: Callable[[int], Any]) 
 
 
 def timed(transaction: Callable[[int], None]) -> Take:
-    """Microseconds a transaction."""
+    """Return the microseconds per transaction."""
 
     async def take() -> float:
         start = time.perf_counter()
@@ -75,7 +75,7 @@ def timed(transaction: Callable[[int], None]) -> Take:
 
 
 def async_timed(transaction: Callable[[int], Awaitable[None]]) -> Take:
-    """Microseconds a transaction."""
+    """Return the microseconds per transaction."""
 
     async def take() -> float:
         start = time.perf_counter()
@@ -88,7 +88,7 @@ def async_timed(transaction: Callable[[int], Awaitable[None]]) -> Take:
 
 @asynccontextmanager
 async def with_psycopg(url: str, box: Outbox) -> AsyncIterator[Variants]:
-    """A psycopg connection."""
+    """Yield the variants on a psycopg connection."""
     connection = psycopg.connect(url)
 
     def update(order: int) -> None:
@@ -116,7 +116,7 @@ async def with_psycopg(url: str, box: Outbox) -> AsyncIterator[Variants]:
 
 @asynccontextmanager
 async def with_core(url: str, box: Outbox) -> AsyncIterator[Variants]:
-    """A SQLAlchemy connection."""
+    """Yield the variants on a SQLAlchemy connection."""
     engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
     connection = engine.connect()
     changed, inserted = sa.text(UPDATE.format(":order")), sa.text(NAMED)
@@ -146,10 +146,10 @@ async def with_core(url: str, box: Outbox) -> AsyncIterator[Variants]:
 
 @asynccontextmanager
 async def with_session(url: str, box: Outbox) -> AsyncIterator[Variants]:
-    """A SQLAlchemy session for each transaction."""
+    """Yield the variants with a SQLAlchemy session for each transaction."""
     engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
     changed, inserted = sa.text(UPDATE.format(":order")), sa.text(NAMED)
-    # The commit of a session tells the relays unless the outbox has nobody told.
+    # A session's commit wakes the relays, unless the outbox wakes none.
     silent = made_outbox(url, notify=False)
 
     def update(order: int) -> None:
@@ -172,7 +172,7 @@ async def with_session(url: str, box: Outbox) -> AsyncIterator[Variants]:
 
 @asynccontextmanager
 async def with_asyncpg(url: str, box: Outbox) -> AsyncIterator[Variants]:
-    """An asyncpg connection."""
+    """Yield the variants on an asyncpg connection."""
     connection = await asyncpg.connect(url)
 
     async def update(order: int) -> None:
@@ -207,7 +207,7 @@ DRIVERS: dict[str, Callable[[str, Outbox], Opened]] = {
 
 
 def check_rows(url: str) -> None:
-    """The rows by hand and by ``emit`` differ in nothing but their ids, aggregates and times."""
+    """Check that rows by hand and by ``emit`` differ only in their ids, aggregates and times."""
     query = """
         SELECT DISTINCT to_jsonb(e) - '{id, event_id, idempotency_key, aggregate_id, position, created_at,
             updated_at, next_attempt_at}'::text[] FROM outbox_event AS e"""
@@ -218,9 +218,9 @@ def check_rows(url: str) -> None:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Microseconds a transaction, by driver, with commits that wait for the disk, and without a flush.
+    """Measure microseconds per transaction, by driver, with and without a flush.
 
-    A transaction that emits waits also where ``synchronous_commit`` is off, so the server itself is told.
+    A transaction that emits also waits if ``synchronous_commit`` is off, so the server's setting is changed.
     """
     findings = Findings()
     with outbox(server_url) as (url, _):

@@ -1,6 +1,6 @@
-"""Growth: what a long run leaves behind in the table, and whether the relay gets slower by it.
+"""Measure what a long run leaves in the table, and whether it makes the relay slower.
 
-Events are inserted while a relay delivers them, so fast that it never waits and never has a long backlog.
+Events are inserted while a relay delivers them, fast enough that it never waits and never has a long backlog.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from benchmarks.process import PATIENCE, apart
 
 CHUNK = 2_000
 BACKLOG = 10_000
-"""Events that are kept waiting for the relay."""
+"""Events that wait for the relay."""
 SLOW = 1_000.0
-"""Events a second; a relay that delivers fewer is given up."""
+"""Events per second; a relay below this rate is given up."""
 LOOK = 0.02
 POINTS = 100
 SIZES = """
@@ -30,11 +30,11 @@ FROM pg_stat_user_tables WHERE relname = 'outbox_event'"""
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Bytes and dead tuples for each kept event, and the rate of the first and the last tenth."""
+    """Measure bytes and dead tuples per kept event, and the rate of the first and the last tenth."""
     rows = options.size(1_000_000, 10 * options.rows)
     with outbox(server_url) as (url, _):
         points = await _run(url, rows)
-        # The collector of statistics hears of a change up to a second later.
+        # The statistics collector gets a change up to a second later.
         await asyncio.sleep(1.5)
         table, indexes, dead, live, vacuums, hot = ask(url, SIZES)
     tenths = [_rate(points, rows * part / 10, rows * (part + 1) / 10) for part in range(10)]
@@ -61,13 +61,13 @@ async def measure(server_url: str, options: Options) -> Facts:
     }
     decay = Sample([tenths[-1] / tenths[0]])
     bar, wanted = f"no decay of the rate over {rows:,} events", "× the first tenth, in the last"
-    limit = f"who emits beside it; autovacuum came {vacuums} times and left {dead:,} dead tuples"
+    limit = f"the emitters beside it; autovacuum came {vacuums} times and left {dead:,} dead tuples"
     findings.at_least(bar, 0.9, wanted, decay, limit=limit)
     return findings.facts(rows=rows, points=_thin(points))
 
 
 async def _run(url: str, rows: int) -> list[tuple[float, int]]:
-    """When how many events had been delivered."""
+    """Return when how many events had been delivered."""
     board = ours.Board.of(1)
     points: list[tuple[float, int]] = []
     begin = time.monotonic()
@@ -95,13 +95,13 @@ async def _emit(url: str, rows: int, settled: Any) -> None:
 
 
 def _thin(points: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """About a hundred of them, with the first and the last."""
+    """Return about a hundred of them, with the first and the last."""
     step = max(1, len(points) // POINTS)
     return [*points[:-1:step], points[-1]]
 
 
 def _rate(points: Sequence[tuple[float, int]], begin: float, end: float) -> float:
-    """Events a second between two counts."""
+    """Return events per second between two counts."""
     return (end - begin) / (_moment(points, end) - _moment(points, begin))
 
 

@@ -1,10 +1,10 @@
-"""HTTP: a relay that drains into a receiver, against a bare loop of the same client.
+"""Measure HTTP: a relay that drains into a receiver, against a bare loop of the same client.
 
 Both post the same bodies, 100 at once, each in a process of its own and on the same kind of loop, in turns.
-The bare loop has no database, no signature, no limits. But it goes through ``ClientSession.post``, as the
-client's documentation has it, while the relay uses the client's connections and parser below that: where the
-relay is faster, it is by what a session does for a request, and the loop is no limit for it. «CPU» is what
-the process took, and is what to judge by where the machine is busy with other things.
+The bare loop has no database, signature or limits. It uses ``ClientSession.post``, as in the client's
+documentation, while the relay uses the client's connections and parser below that. If the relay is faster,
+the difference is the session's work for a request, and the loop does not limit the relay. «CPU» is the CPU of
+the process. Judge by it if the machine is busy with other work.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ SECRET = "whsec_c2VjcmV0c2VjcmV0c2VjcmV0c2Vj"
 
 
 class Cost(NamedTuple):
-    """What a run took, in seconds."""
+    """The cost of a run, in seconds."""
 
     seconds: float
     cpu: float
 
 
 async def relayed(url: str, target: str) -> Cost:
-    """A relay that drains what there is."""
+    """Drain with a relay."""
     destination = Destination("runner", target, secret=SECRET, allow=["127.0.0.0/8"], concurrency=AT_ONCE)
     relay = Outbox(url, destinations=[destination], routes=[Route("order.*", to="runner")]).relay()
     began, used = begin(), time.process_time()
@@ -49,7 +49,7 @@ async def relayed(url: str, target: str) -> Cost:
 
 
 async def bare(bodies: list[bytes], target: str) -> Cost:
-    """The client by itself."""
+    """Post with the client alone."""
     headers = {"content-type": "application/json"}
 
     async def work() -> None:
@@ -66,7 +66,7 @@ async def bare(bodies: list[bytes], target: str) -> Cost:
 
 
 async def made_bodies(url: str, tables: Tables, rows: int) -> list[bytes]:
-    """What a relay would send of the rows that there are."""
+    """Return what a relay would send of these rows."""
     store = open_store(url, tables)
     deliveries = (await store.claim(Want("runner", "bench", rows, 60))).deliveries
     await store.close()
@@ -74,7 +74,7 @@ async def made_bodies(url: str, tables: Tables, rows: int) -> list[bytes]:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """The relay against the bare loop, on each kind of loop."""
+    """Measure the relay against the bare loop, on each kind of loop."""
     rows = min(options.rows, MOST_ROWS)
     cpu: dict[str, list[float]] = {}
     with counting_receiver() as (target, seen), outbox(server_url) as (url, tables):

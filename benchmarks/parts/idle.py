@@ -1,7 +1,7 @@
-"""An idle relay: what it takes of a core and of the database while there is nothing to deliver.
+"""Measure an idle relay: its CPU and its load on the database while nothing is due.
 
-Counted on the wire: a round trip is what a claim, or any other operation of the store, is sent in; statements
-are all that travel in it, with those that begin, pin the plan and commit.
+Queries are counted on the wire. A claim, like any operation of the store, is sent in one round trip.
+Statements are all that travel in it, including those that begin, pin the plan and commit.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from tests.integration.test_costs import Wire
 
 DESTINATIONS = (1, 5)
 SETTLING = 3.0
-"""Seconds until a relay that has just begun is idle."""
+"""Seconds until a new relay is idle."""
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Per cent of a core, and queries a second for each destination."""
+    """Measure per cent of a core, and queries per second for each destination."""
     seconds = options.size(20, 4)
     findings = Findings()
     lines = []
@@ -64,7 +64,7 @@ async def _watch(url: str, destinations: int, seconds: float) -> tuple[float, fl
 
 
 async def idle(url: str, destinations: int, seconds: float) -> tuple[float, float, float]:
-    """Run without anything to do; when the time of measurement began and ended, and the CPU it took."""
+    """Run without work; return the start and end of the measurement, and the CPU it took."""
 
     async def handle(event: Event) -> None:
         raise RuntimeError("there is nothing to deliver")

@@ -1,5 +1,6 @@
-"""What ``once`` costs: a transaction with a hand-written INSERT … ON CONFLICT DO NOTHING and an UPDATE beside
-the same with the inbox, for messages that are new and for some that were processed before.
+"""Measure the cost of ``once``: an UPDATE with a hand-written INSERT, against the same with the inbox.
+
+The INSERT has ON CONFLICT DO NOTHING. Messages are new, and some were processed before.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ Opened: TypeAlias = AbstractAsyncContextManager[Variants]
 
 
 def _variants(timing: Callable[..., Take], insert: Callable[..., Any], once: Callable[..., Any]) -> Variants:
-    """Both, with messages that are new and with one that is not."""
+    """Return both variants, with new messages and with a processed one."""
     transactions = (
         lambda order: insert(order, str(uuid7())),
         lambda order: once(order, str(uuid7())),
@@ -41,7 +42,7 @@ def _variants(timing: Callable[..., Take], insert: Callable[..., Any], once: Cal
 
 @asynccontextmanager
 async def with_psycopg(url: str, inbox: Inbox) -> AsyncIterator[Variants]:
-    """A psycopg connection."""
+    """Yield the variants on a psycopg connection."""
     connection = psycopg.connect(url)
 
     def insert(order: int, message: str) -> None:
@@ -61,7 +62,7 @@ async def with_psycopg(url: str, inbox: Inbox) -> AsyncIterator[Variants]:
 
 @asynccontextmanager
 async def with_session(url: str, inbox: Inbox) -> AsyncIterator[Variants]:
-    """A SQLAlchemy session for each transaction."""
+    """Yield the variants with a SQLAlchemy session for each transaction."""
     engine = sa.create_engine(sa.make_url(url).set(drivername="postgresql+psycopg"))
     changed, inserted = sa.text(UPDATE.format(":order")), sa.text(INSERT.format(":message"))
 
@@ -82,7 +83,7 @@ async def with_session(url: str, inbox: Inbox) -> AsyncIterator[Variants]:
 
 @asynccontextmanager
 async def with_asyncpg(url: str, inbox: Inbox) -> AsyncIterator[Variants]:
-    """An asyncpg connection."""
+    """Yield the variants on an asyncpg connection."""
     connection = await asyncpg.connect(url)
 
     async def insert(order: int, message: str) -> None:
@@ -107,7 +108,7 @@ DRIVERS: dict[str, Callable[[str, Inbox], Opened]] = {
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Microseconds a transaction, by driver, with commits that wait for the disk and with others."""
+    """Measure microseconds per transaction, by driver, with commits that wait for the disk and others."""
     findings = Findings()
     with outbox(server_url) as (url, tables):
         run(url, "CREATE TABLE orders (id int PRIMARY KEY, version int NOT NULL) WITH (fillfactor = 50)")

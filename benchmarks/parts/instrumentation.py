@@ -1,7 +1,7 @@
-"""What metrics and traces cost a relay: drains with and without them, in turns.
+"""Measure what metrics and traces cost a relay: drains with and without them, in turns.
 
-Every event carries a trace context, of which a hundredth was sampled: so it is where requests are traced by
-sampling. How it is where every event is traced stands beside it.
+Every event has a trace context, and one per cent of them are sampled, as with sampled requests. For
+comparison every event is sampled.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST = 0.95
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Events a second, and what a relay's process takes for one."""
+    """Measure events per second, and the CPU of a relay's process per event."""
     cpu: dict[str, list[float]] = {name: [] for name in PLANS}
     with outbox(server_url) as (url, _):
         variants = {name: _drain(url, options.rows, plan, cpu[name]) for name, plan in PLANS.items()}

@@ -1,8 +1,8 @@
-"""Kills: how soon everything is delivered after the last of many SIGKILLs.
+"""Measure how soon everything is delivered after the last of many SIGKILLs.
 
-Three relays deliver bursts of events of ordered keys. Soon after each sixth burst one of them is killed, and
-another one started. What was committed before the last kill has to be delivered within a lease and a second
-of it, no event may be missing, and the first deliveries of each key have to be in order.
+Three relays deliver bursts of events of ordered keys. Soon after each sixth burst one of them is killed and
+another one started. Events committed before the last kill have to be delivered within a lease and one second
+of it. No event may be missing, and the first deliveries of each key have to be in order.
 """
 
 from __future__ import annotations
@@ -35,15 +35,14 @@ from tests.waiting import await_for
 
 RELAYS, KEYS, LEASE = 3, 100, 2.0
 BURST = (10, 80)
-"""Events in one transaction."""
+"""Events per transaction."""
 BETWEEN, BEFORE_KILL = (0.05, 0.2), (0.0, 0.1)
 """Seconds after a burst: until the next one, and until a relay is killed."""
 TAKES = 0.005
 """Seconds for which a handler is busy. With ten times as many, the events that gather behind one key while
-its relays are killed take longer than the bar by themselves: 65 of them, 3.3 s.
-"""
+its relays are killed alone take longer than the bar: 65 of them, 3.3 s."""
 LATEST = 90.0
-"""Seconds after the last kill at which what is not delivered is missing."""
+"""Seconds after the last kill at which undelivered events count as missing."""
 WARM = (
     "benchmarks.parts.kills",
     "relaybox.relay.relay",
@@ -53,7 +52,7 @@ WARM = (
 
 
 class Number(NamedTuple):
-    """An event: its key, and its number in that."""
+    """An event: its key, and its number within the key."""
 
     key: int
     n: int
@@ -61,7 +60,7 @@ class Number(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Killed:
-    """What one run came to; ``last`` is in seconds after the last kill."""
+    """The result of one run; ``last`` is in seconds after the last kill."""
 
     events: int
     last: float
@@ -71,7 +70,7 @@ class Killed:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Seconds by database."""
+    """Measure the seconds by database."""
     findings, lines = Findings(), []
     runs, kills = options.size(5, 1), options.size(50, 5)
     for name, server in {
@@ -121,7 +120,7 @@ async def run(server_url: str, seed: int, kills: int) -> Killed:
 def judge(
     commits: Mapping[Number, float], deliveries: Sequence[tuple[Number, float]], killed_at: float
 ) -> Killed:
-    """Compare what was committed with what was delivered; what is missing was delivered at the deadline."""
+    """Compare the committed events with the delivered ones; missing ones count as delivered at the end."""
     first: dict[Number, float] = {}
     newest: dict[int, int] = defaultdict(lambda: -1)
     out_of_order = 0
@@ -137,8 +136,8 @@ def judge(
 
 
 def read(record: Path) -> list[tuple[Number, float]]:
-    """Return every delivery with its time, in the order in which they came."""
-    # A line that is being written is left for the next look.
+    """Return every delivery with its time, in order of arrival."""
+    # An incomplete line is read again at the next look.
     whole = record.read_text().rpartition("\n")[0]
     lines = [line.split() for line in whole.splitlines()]
     return [(Number(int(key), int(n)), float(at)) for key, n, at in lines]
@@ -159,8 +158,8 @@ def make_outbox(url: str, record: int | None = None) -> Outbox:
 
 
 def deliver(url: str, record: Path) -> None:
-    """Run a relay until it is killed; it joins the others soon, or most would die before they have."""
-    # Also one whose parent was killed ends.
+    """Run a relay until it is killed; it joins the others quickly, or most would die before that."""
+    # It also ends if its parent was killed.
     faulthandler.dump_traceback_later(10 * LATEST, exit=True)
     MEMBERSHIP["interval"] = SOON
     file = os.open(record, os.O_WRONLY | os.O_APPEND)
@@ -168,7 +167,7 @@ def deliver(url: str, record: Path) -> None:
 
 
 class Fleet:
-    """The relays, each a process that is forked by a warm one: a start takes no longer than a connection."""
+    """The relays, each a process forked from a warm one: a start takes no longer than a connection."""
 
     def __init__(self, url: str, record: Path) -> None:
         self._context = multiprocessing.get_context("forkserver")
@@ -192,7 +191,7 @@ class Fleet:
         self._relays.append(relay)
 
     def kill(self, luck: random.Random) -> float:
-        """Kill one that is not the youngest, which may not have begun; start another. When it was killed."""
+        """Kill one except the youngest, which may not have begun, and start another; return the time."""
         relay = self._relays.pop(luck.randrange(RELAYS - 1))
         relay.kill()
         relay.join()
@@ -202,7 +201,7 @@ class Fleet:
 
 
 class Emitter:
-    """Emits bursts; the events of each key are numbered."""
+    """Emit bursts, and number the events of each key."""
 
     def __init__(self, url: str, luck: random.Random) -> None:
         self._outbox = make_outbox(url)

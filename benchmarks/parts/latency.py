@@ -1,9 +1,9 @@
-"""Latency: from the commit in one process to the handler in another, ours and the peers in turns.
+"""Measure the latency from the commit in one process to the handler in another, ours and the peers in turns.
 
-Ours is emitted through a SQLAlchemy session, whose commit wakes the relay; each peer as it documents it. At
-every rate that is judged, each peer is tuned for it. Every peer has one turn; the best by their medians and
-by their slowest hundredth take part in every round, and are what ours is compared with. One that falls behind
-at a rate is not asked for a higher one. The rate is the one that was asked for.
+Ours is emitted through a SQLAlchemy session, which wakes the relay at its commit, and each peer as it
+documents. Each peer is tuned for every judged rate. Every peer has one turn. The best by their medians and by
+their slowest hundredth take part in every round, and ours is compared with them. A peer that falls behind at
+a rate is not measured at a higher one. The stated rate is the requested one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ USED, FRESH = "relaybox", "relaybox, fresh table"
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
 BARS = {"p50": 0.6, "p99": 1.0}
 BEHIND = 100.0
-"""Milliseconds that half of the events wait, or more, where a peer does not keep up."""
+"""Milliseconds of the median wait at which a peer does not keep up."""
 FINEST = 0.01
-"""Milliseconds; a shorter wait is taken for this long, so that there is a ratio."""
+"""Milliseconds; a shorter wait counts as this long, so that there is a ratio."""
 DELIVERED = """
 UPDATE outbox_event SET status = 'delivered', delivered_at = clock_timestamp(), next_attempt_at = NULL"""
 
@@ -40,13 +40,13 @@ Waits: TypeAlias = Callable[[], Awaitable[list[float]]]
 
 @dataclass
 class Taken:
-    """What one rate came to: milliseconds of each percentile by variant, and who did not keep up."""
+    """The result of one rate: milliseconds of each percentile by variant, and the peers that fell behind."""
 
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
 
     async def take(self, name: str, waits: Waits) -> None:
-        """Let one have its turn; a peer that fails has no other."""
+        """Let one variant have its turn; a peer that fails gets no other."""
         try:
             waited = await waits()
         except (TimeoutError, RuntimeError) as error:
@@ -60,24 +60,24 @@ class Taken:
             of[title].append(max(FINEST, 1e3 * percentile(waited, share)))
 
     def kept_up(self, name: str) -> bool:
-        """Whether a higher rate is worth a try."""
+        """True if a higher rate is worth a try."""
         return name in self.samples and self.samples[name]["p50"][0] < BEHIND
 
     def best(self) -> list[str]:
-        """The peers that may be the best in the end."""
+        """Return the peers that may be the best in the end."""
         peers = [name for name in self.samples if name not in (USED, FRESH)]
         first = [sorted(peers, key=lambda name: self.samples[name][title][0])[:BEST] for title in BARS]
         return [name for name in peers if any(name in names for names in first)]
 
 
 def why(error: Exception) -> str:
-    """A few words on what a peer did not do."""
+    """Return a few words on what a peer did not do."""
     late = isinstance(error, TimeoutError)
     return "did not keep up" if late else str(error).strip().splitlines()[-1][:80]
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Milliseconds, by rate."""
+    """Measure the milliseconds by rate."""
     findings = Findings()
     seconds = options.size(5, 2)
     peers = [copy.copy(peer) for peer in PROMPT]
@@ -144,7 +144,7 @@ def _show(findings: Findings, rate: int, taken: Taken, configurations: dict[str,
 
 def _judge(findings: Findings, rate: int, taken: Taken) -> None:
     every = len(taken.samples[USED]["p50"])
-    # Only those that took part in every round.
+    # Only variants that took part in every round.
     peers = [name for name in taken.best() if len(taken.samples[name]["p50"]) == every]
     if not peers:
         raise RuntimeError(f"no peer kept up with {rate} events a second: there is nothing to compare with")

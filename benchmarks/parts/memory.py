@@ -1,4 +1,4 @@
-"""Memory: the most that the process of a relay holds, with a long backlog and with large rows."""
+"""Measure the most memory that a relay's process holds, with a long backlog and with large rows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MEBIBYTE = {"note": "x" * (2**20 - 13)}
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Megabytes."""
+    """Measure the megabytes."""
     seconds = options.size(20, 3)
     cases = {
         "rows in the backlog": (options.size(1_000_000, options.rows), PAYLOAD, 150),
@@ -38,7 +38,7 @@ async def measure(server_url: str, options: Options) -> Facts:
 
 
 async def drain_for(url: str, seconds: float) -> tuple[int, float, float]:
-    """Drain for so long; how many events that were, the megabytes before it, and the most of them."""
+    """Drain for this long; return the number of events, the megabytes before, and the maximum."""
     seen = 0
 
     async def handle(event: Event) -> None:

@@ -1,9 +1,9 @@
-"""Neighbours: how long the events of a healthy destination wait while another destination is in trouble.
+"""Measure how long events of a healthy destination wait while another destination is in trouble.
 
-One relay serves all destinations. Each case emits events at a steady rate to a destination without order and
-to an ordered one, beside one kind of trouble; the hot keys are keys of the ordered one itself. A wait runs
-from the commit to the handler; where a lock keeps everybody from writing, from the end of the lock, and for
-suspects from the start of the relay. What did not arrive has waited until the relay was stopped.
+One relay serves all destinations. Each case emits events at a steady rate to an unordered and to an ordered
+destination, and adds one kind of trouble. The hot keys belong to the ordered destination itself. A wait runs
+from the commit to the handler. If a lock prevents all writes, it runs from the end of the lock, and for
+suspects from the start of the relay. An event that did not arrive has waited until the relay was stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ WATCHED: Mapping[str, Watch] = {
 }
 PERCENTILES = {"p50": 0.5, "p99": 0.99, "longest": 1.0}
 CONNECTIONS = 6
-"""What the documentation of ``Outbox.relay`` allows, with the one that is there for a moment."""
+"""The connections that ``Outbox.relay`` documents, with the one that exists for a moment."""
 MEGABYTES = 300
 UNDISTURBED = "undisturbed"
 MOMENT = 2.0
@@ -80,7 +80,7 @@ class Case:
 
     @property
     def expected(self) -> dict[Watch, int]:
-        """The number of events to wait for."""
+        """Return the number of events to wait for."""
         steady = round(RATE * self.seconds)
         return {(HEALTHY, STEADY): steady, (ORDERED, STEADY): steady, **self.extra}
 
@@ -100,7 +100,7 @@ class Taken:
 
 
 def cases(options: Options) -> list[Case]:
-    """Every kind of trouble, and none."""
+    """Return every kind of trouble, and none."""
     seconds, row, table = options.size(20, 2), options.size(25, 2), options.size(130, 4)
     own, slow, hot = options.size(10, 2), options.size(20, 2), options.size(150, 4)
     large, small = options.size(800, 20), options.size(5_000, 100)
@@ -121,7 +121,7 @@ def cases(options: Options) -> list[Case]:
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Milliseconds by case, and what the relay held meanwhile."""
+    """Measure milliseconds by case, and the memory and connections of the relay."""
     findings = Findings()
     found = {case.name: await take(server_url, case) for case in cases(options)}
     lines, held = [], []
@@ -179,14 +179,14 @@ async def take(server_url: str, case: Case) -> Taken:
             came = arrivals.get(watch, {})
             waits[label] = [wait(begun, came.get(n, ended), writable) for n, begun in enumerate(since)]
             missing[label] = len(since) - len(came)
-    # Only a few events are there at the end of a lock that keeps everybody from writing.
+    # Only a few events exist at the end of a lock that prevents all writes.
     return Taken(waits, missing, memory, max(backends), "longest" if case.hold else "p99")
 
 
 def wait(committed: float, arrived: float, writable: float) -> float:
     """Return seconds; an event that was there before a lock ended can arrive only after that."""
     begun = writable if committed < writable <= arrived else committed
-    # The handler may run before the emitter has noted that the commit is done.
+    # The handler may run before the emitter has recorded the commit.
     return max(0.0, arrived - begun)
 
 
@@ -201,11 +201,11 @@ def make_outbox(url: str, took: Callable[[str, Event], None]) -> Outbox:
             if takes := event.payload.get("takes"):
                 await asyncio.sleep(takes)
 
-    # Suspects are looked for every tenth of a lease.
+    # The relay looks for suspects every tenth of a lease.
     for name in (HEALTHY, *SLOW):
         add(name, lease="10s", timeout="5s")
     add(ORDERED, ordered=True, concurrency=50)
-    # Its leases are extended while the row is locked.
+    # The relay extends its leases while the row is locked.
     add(LOCKED, lease="6s", timeout="5s")
     add(LARGE)
     return made
@@ -218,7 +218,7 @@ def ignore(name: str, event: Event) -> None:
 async def deliver(
     url: str, expected: Mapping[Watch, int], seconds: float, tell: Callable[[], None]
 ) -> tuple[dict[Watch, dict[int, float]], float, float]:
-    """Run a relay until all that is expected came; when each came, the peak memory, and when that was."""
+    """Run a relay until all expected events came; return their times, the peak memory and its time."""
     arrivals: dict[Watch, dict[int, float]] = defaultdict(dict)
     complete = asyncio.Event()
 
@@ -238,9 +238,9 @@ async def deliver(
 
 
 async def emit(url: str, count: int, tell: Callable[[], None]) -> list[float]:
-    """Emit to both healthy destinations at a steady rate; when each event was committed.
+    """Emit to both healthy destinations at a steady rate; return the time of each commit.
 
-    What a lock held up is not made up for.
+    Events that a lock held up are not emitted later.
     """
     os.environ["PGAPPNAME"] = OUR_NAME
     return await asyncio.to_thread(_emit, url, count, tell)
@@ -261,7 +261,7 @@ def _emit(url: str, count: int, tell: Callable[[], None]) -> list[float]:
 
 
 def engine_of(url: str) -> sa.Engine:
-    """Return an engine whose connections are not taken for those of the relay."""
+    """Return an engine with connections that do not count as the relay's."""
     made = sa.make_url(url).set(drivername="postgresql+psycopg")
     return sa.create_engine(made, connect_args={"application_name": OUR_NAME})
 
@@ -276,7 +276,7 @@ def emit_all(url: str, calls: Sequence[Call]) -> None:
 
 
 def suspects_of(own: int, slow: int) -> Callable[[str], None]:
-    """Return what plants suspects of the healthy destination and, for 2 s each, of the slow ones."""
+    """Return a function that plants suspects of the healthy destination and, 2 s each, of the slow ones."""
 
     def plant(url: str) -> None:
         calls = [suspect(n, HEALTHY, 0.0) for n in range(own)]
@@ -288,12 +288,12 @@ def suspects_of(own: int, slow: int) -> Callable[[str], None]:
 
 
 def suspect(n: int, destination: str, takes: float) -> Call:
-    """Return an event that is to become a suspect."""
+    """Return an event that will become a suspect."""
     return Call(SUSPECT, n, "order.paid", {"takes": takes}, destinations=[destination])
 
 
 def lock_row(seconds: float) -> Callable[[str], float]:
-    """Return what locks, as a stranger, a row that is being delivered."""
+    """Return a function that locks, from another session, a row that is being delivered."""
 
     def disturb(url: str) -> float:
         time.sleep(MOMENT)
@@ -308,7 +308,7 @@ def lock_row(seconds: float) -> Callable[[str], float]:
 
 
 def lock_table(seconds: float) -> Callable[[str], float]:
-    """Return what locks, as a stranger, the table against all writes."""
+    """Return a function that locks, from another session, the table against all writes."""
 
     def disturb(url: str) -> float:
         time.sleep(MOMENT)
@@ -321,7 +321,7 @@ def lock_table(seconds: float) -> Callable[[str], float]:
 
 
 def hot_keys(keys: int, each: int) -> Callable[[str], float]:
-    """Return what emits slow events of a few keys of the ordered destination."""
+    """Return a function that emits slow events of a few keys of the ordered destination."""
 
     def disturb(url: str) -> float:
         time.sleep(MOMENT)
@@ -334,7 +334,7 @@ def hot_keys(keys: int, each: int) -> Callable[[str], float]:
 
 
 def large_payloads(small: int, large: int) -> Callable[[str], float]:
-    """Return what inserts small events, which are quick, and behind them large ones."""
+    """Return a function that inserts small, quick events, and behind them large ones."""
 
     def disturb(url: str) -> float:
         time.sleep(MOMENT)
@@ -348,7 +348,7 @@ def large_payloads(small: int, large: int) -> Callable[[str], float]:
 
 @contextmanager
 def counted_backends(url: str) -> Iterator[list[int]]:
-    """Count the connections of the relay until the end; one figure each time."""
+    """Count the connections of the relay until the end; return one figure per look."""
     found, stop = [0], threading.Event()
 
     def count() -> None:

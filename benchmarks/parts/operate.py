@@ -1,7 +1,7 @@
-"""Pages, API and metrics in front of many rows: their time from a client's side, and their round trips.
+"""Measure pages, API and metrics with many rows: their time seen by a client, and their round trips.
 
-``relaybox web`` runs as a process of its own. What a request asks of the database is counted in this one, on
-the same application: with few rows and with many.
+``relaybox web`` runs as a process of its own. The queries of a request are counted in this process, on the
+same application, with few rows and with many.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ API = (
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Every page and every question of the API."""
+    """Measure every page and every query of the API."""
     rows = options.size(ROWS, 5_000)
     with outbox(server_url) as (url, _):
         fill_week(url)
@@ -112,7 +112,7 @@ async def _times(url: str) -> dict[str, Sample]:
 
 
 async def _ask(session: aiohttp.ClientSession, path: str, address: str) -> float:
-    """Milliseconds from the request to the whole answer."""
+    """Return the milliseconds from the request to the whole answer."""
     began = time.perf_counter()
     async with session.get(address, headers=_headers(path)) as answer:
         await answer.read()
@@ -121,14 +121,14 @@ async def _ask(session: aiohttp.ClientSession, path: str, address: str) -> float
 
 
 def _check(path: str, status: int) -> None:
-    # Whether a backlog that nobody delivers is ready is not the question here.
+    # Whether a backlog without a relay is ready does not matter here.
     if status != 200 and (path, status) != ("/readyz", 503):
         raise RuntimeError(f"{path} answered {status}")
 
 
 @asynccontextmanager
 async def _served(url: str) -> AsyncIterator[str]:
-    """The address of a ``relaybox web``."""
+    """Yield the address of a ``relaybox web``."""
     with tempfile.TemporaryDirectory() as place:
         file = Path(place) / "relaybox.toml"
         names = [one.name for one in _outbox(url).settings.destinations]

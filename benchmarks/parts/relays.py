@@ -1,4 +1,4 @@
-"""Several relays: as many processes drain one table together, against one by itself."""
+"""Measure several relays: they drain one table together, against one relay alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ VAIN = "relays that ask while the others hold all that is due"
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Events a second, and the share of claims that got nothing while there was something to get."""
+    """Measure events per second, and the share of claims that got nothing while rows were due."""
     taken: dict[str, list[ours.Drained]] = {}
     variants: dict[str, Take] = {}
     with outbox(server_url) as (url, _):

@@ -1,4 +1,4 @@
-"""A steady load: 1,000 events a second for five minutes, each in a transaction of its own."""
+"""Measure a steady load: 1,000 events per second for five minutes, each in a transaction of its own."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ BACKLOG = "SELECT count(*) FROM outbox_event WHERE status = 'pending'"
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """The backlog and the latency."""
+    """Measure the backlog and the latency."""
     seconds = options.size(300, 5)
     with outbox(server_url) as (url, _):
         watching = asyncio.create_task(_watch(url))
@@ -42,7 +42,7 @@ async def measure(server_url: str, options: Options) -> Facts:
 
 
 async def _watch(url: str) -> list[float]:
-    """The backlog at every look, until it is cancelled; the time before the first event does not count."""
+    """Record the backlog at every look until cancelled; the time before the first event does not count."""
     seen: list[float] = []
     async with await psycopg.AsyncConnection.connect(url, autocommit=True) as connection:
         try:

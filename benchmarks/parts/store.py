@@ -1,7 +1,7 @@
-"""The store against its own statements in a bare driver loop, and what ordered claims cost.
+"""Measure the store against its own statements in a bare driver loop, and the cost of ordered claims.
 
-Two requirements: claim and settle through the store reach 0.85 of the bare loop, and an ordered claim of
-1,000 rows costs about the same whatever stands in the table, never over three times the plain case.
+Two requirements: claim and settle through the store reach 0.85 of the bare loop. An ordered claim of 1,000
+rows costs about the same for every content of the table, and at most three times the plain case.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from relaybox.stores.store import Settlement, Want
 REQUIRED_SHARE = 0.85
 ALLOWED_COST = 3.0
 BLOCK = 5_000
-"""Rows that a variant claims and settles before it is the other's turn."""
+"""Rows that a variant claims and settles per turn."""
 ROUNDS = 15
-"""Of ordered claims."""
+"""Rounds of ordered claims."""
 
 
 class StoreLoop:
-    """The store, in the shape of a bare loop."""
+    """The store, with the interface of a bare loop."""
 
     def __init__(self, store: SqlStore, *, ordered: bool) -> None:
         self._store = store
@@ -41,21 +41,21 @@ class StoreLoop:
         return (await self._store.claim(want)).deliveries
 
     async def settle(self, rows: Sequence[Any]) -> None:
-        """Write that they were delivered."""
+        """Mark them delivered."""
         delivered = Delivered()
         lost = await self._store.settle([Settlement(delivery, delivered) for delivery in rows])
         if lost:
             raise RuntimeError(f"{len(lost)} leases were lost")
 
     async def close(self) -> None:
-        """Give up the connections."""
+        """Close the connections."""
         await self._store.close()
 
 
 async def against_bare_loop(
     url: str, tables: Tables, *, ordered: bool, batch: int, rows: int
 ) -> dict[str, Sample]:
-    """Events a second through the store and through the bare loop, ``rows`` each."""
+    """Return events per second through the store and through the bare loop, ``rows`` each."""
     rounds = max(2, rows // BLOCK)
     fill(url, 2 * (rounds + 1) * BLOCK, keys=1000 if ordered else 0)
     bare = await PsycopgLoop.open(url, tables, ordered=ordered)
@@ -70,10 +70,10 @@ async def against_bare_loop(
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """What stands in a destination's table before an ordered claim of 1,000 rows.
+    """The content of a destination's table before an ordered claim of 1,000 rows.
 
-    ``rows`` of ``keys`` in turns, of which ``hot`` per cent belong to one more key; ``prepare`` is SQL that
-    follows. Somebody else holds a claim of ``held`` rows.
+    ``rows`` belong to ``keys`` in turns, and ``hot`` per cent of them to one more key. ``prepare`` is SQL
+    that follows. Another relay holds a claim of ``held`` rows.
     """
 
     title: str
@@ -98,7 +98,7 @@ WHERE destination = %(destination)s AND aggregate_id::int >= %(rows)s * 3 / 4"""
 
 
 def cases(options: Options) -> list[Case]:
-    """The plain one first."""
+    """Return the cases, with the plain one first."""
     rows = options.size(100_000, 10_000)
     many = rows // 2
     behind = f"{many:,} keys backing off, rows behind them"
@@ -120,7 +120,7 @@ async def _prepare(url: str, store: SqlStore, case: Case, destination: str) -> N
 
 
 async def _hold(url: str, store: SqlStore, count: int, destination: str) -> None:
-    """Lease the first ``count`` rows of the hot key: the others are not there while that happens."""
+    """Lease the first ``count`` rows of the hot key; the other rows are absent while that happens."""
     away = {"destination": destination, "away": f"{destination}, away"}
     run(
         url,
@@ -135,7 +135,7 @@ async def _hold(url: str, store: SqlStore, count: int, destination: str) -> None
 
 
 def _claim_once(store: SqlStore, destination: str, seen: list[tuple[int, int]]) -> Take:
-    """Times one claim of 1,000 rows, in milliseconds, and settles what it got."""
+    """Time one claim of 1,000 rows, in milliseconds, and settle the rows."""
 
     async def take() -> float:
         start = time.perf_counter()
@@ -149,7 +149,7 @@ def _claim_once(store: SqlStore, destination: str, seen: list[tuple[int, int]]) 
 
 
 async def ordered_claims(url: str, tables: Tables, options: Options, findings: Findings) -> None:
-    """What one ordered claim costs in each case, in turns on one table."""
+    """Measure one ordered claim in each case, in turns on one table."""
     store = open_store(url, tables)
     every = cases(options)
     names = [f"case {number}" for number in range(len(every))]
@@ -175,7 +175,7 @@ async def ordered_claims(url: str, tables: Tables, options: Options, findings: F
 
 
 async def measure(server_url: str, options: Options) -> Facts:
-    """Events a second through the store and through the bare loop; milliseconds a claim."""
+    """Measure events per second through the store and the bare loop, and milliseconds per claim."""
     findings = Findings()
     lines = []
     for ordered in (False, True):

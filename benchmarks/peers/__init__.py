@@ -20,7 +20,7 @@ PEERS: list[Peer] = [
     procrastinate.peer(keeps=False),
     django_outbox_pattern.peer(200, 1_000, 5_000),
 ]
-"""To be tuned for their rate."""
+"""Peers to tune for their rate."""
 
 PROMPT: list[Peer] = [
     txoutbox.prompt(),
@@ -29,6 +29,6 @@ PROMPT: list[Peer] = [
     procrastinate.prompt(),
     django_outbox_pattern.peer(200),
 ]
-"""To be tuned for short waits."""
+"""Peers to tune for short waits."""
 
 __all__ = ["PEERS", "PROMPT", "Peer"]

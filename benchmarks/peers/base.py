@@ -1,4 +1,4 @@
-"""How another outbox is measured: its relay and what emits to it run in processes of their own."""
+"""Measure another outbox: its relay and its emitters run in separate processes."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from benchmarks.harness import PAYLOAD, run
 from benchmarks.process import PATIENCE, SLOWEST, Loop, apart, begin, process
 
 Database: TypeAlias = Callable[[], AbstractContextManager[str]]
-"""Makes a new one; its URL."""
+"""Creates a new database; returns its URL."""
 
 LANE = 250.0
-"""Transactions a second that one connection is asked for; more connections take turns."""
+"""Transactions per second of one connection; more connections take turns."""
 TRIAL_SECONDS = 1.5
-"""For which a configuration is tried that is to have short waits."""
+"""Seconds for which a configuration for short waits is tried."""
 TRIAL_PATIENCE = 5.0
-"""Seconds after them in which all that was emitted has to be there."""
+"""Seconds after that until all emitted events have to be handled."""
 FAILED = float("-inf")
 
 
 class Peer(Protocol):
     """Another outbox in its best documented configuration; each URL is that of an empty database or its own.
 
-    ``ordered`` says whether it can keep order per key: with ``keys`` it then does, without it does not, and
-    one that cannot ignores them. ``keeps`` says whether delivered rows stay.
+    ``ordered`` is true if it can keep order per key. With ``keys`` it then does, and without it does not; a
+    peer that cannot ignores them. ``keeps`` is true if delivered rows stay.
     """
 
     name: str
@@ -39,40 +39,40 @@ class Peer(Protocol):
     keeps: bool
 
     def version(self) -> str:
-        """The installed one."""
+        """Return the installed version."""
 
     def configuration(self) -> str:
-        """The chosen one, for a table."""
+        """Return the chosen configuration, for a table."""
 
     async def tune(self, url: str, *, keys: int) -> None:
         """Choose the documented configuration that drains fastest."""
 
     async def tune_waits(self, database: Database, rate: float) -> None:
-        """Choose the documented configuration with the shortest waits; an error if none keeps up."""
+        """Choose the documented configuration with the shortest waits; raise if none keeps up."""
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Events a second into a handler that reads the payload and does nothing."""
+        """Return events per second into a handler that reads the payload and does nothing."""
 
     async def waits(self, url: str, rate: float, seconds: float) -> list[float]:
-        """Seconds from the commit to the handler, of every event."""
+        """Return the seconds from the commit to the handler, of every event."""
 
 
 class Setup(Protocol):
-    """One configuration of a peer; what it does, it does in a process of its own."""
+    """One configuration of a peer, which runs in a process of its own."""
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Fill the peer's table and drain it; events a second."""
+        """Fill the peer's table and drain it; return events per second."""
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """Handle ``count`` events and say when each came; ``ready`` is called before the first is awaited."""
+        """Handle ``count`` events and return their times; ``ready`` is called before the first is awaited."""
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """Emit by the peer's own means, one transaction an event; when each was committed."""
+        """Emit by the peer's own means, one transaction per event; return the time of each commit."""
 
 
 @dataclass
 class MeasuredPeer:
-    """A peer with the configurations that its documentation lets one choose, and the loops it can run on."""
+    """A peer with the configurations that its documentation offers, and the loops it can run on."""
 
     name: str
     ordered: bool
@@ -86,11 +86,11 @@ class MeasuredPeer:
         self.loop = self.loops[0]
 
     def version(self) -> str:
-        """The installed one."""
+        """Return the installed version."""
         return version(self.name)
 
     def configuration(self) -> str:
-        """The chosen one, for a table."""
+        """Return the chosen configuration, for a table."""
         return f"{self.setup}, {self.loop}" if len(self.loops) > 1 else str(self.setup)
 
     async def tune(self, url: str, *, keys: int) -> None:
@@ -98,12 +98,12 @@ class MeasuredPeer:
         await self._choose(lambda: self.drain(url, self.trial, keys))
 
     async def tune_waits(self, database: Database, rate: float) -> None:
-        """Choose the setup, and the loop, with the shortest waits in the middle."""
+        """Choose the setup, and the loop, with the shortest median wait."""
         failed: list[Exception] = []
 
         async def shortness() -> float:
             try:
-                # A new one each time, for one that did not keep up has left events behind.
+                # Use a new one each time: a setup that did not keep up has left events behind.
                 with database() as url:
                     return -statistics.median(await self.waits(url, rate, TRIAL_SECONDS, TRIAL_PATIENCE))
             except (TimeoutError, RuntimeError) as error:
@@ -114,7 +114,7 @@ class MeasuredPeer:
             raise failed[-1]
 
     async def _choose(self, measure: Callable[[], Awaitable[float]]) -> float:
-        """Keep the setup of which the most is measured, and the loop on which that is more; the most."""
+        """Keep the setup with the highest measurement and its better loop; return the highest."""
         rates: dict[tuple[Setup, Loop], float] = {}
 
         async def trial(setup: Setup, loop: Loop) -> None:
@@ -130,13 +130,13 @@ class MeasuredPeer:
         return rates[self.setup, self.loop]
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Events a second into a handler that reads the payload and does nothing."""
+        """Return events per second into a handler that reads the payload and does nothing."""
         limit = PATIENCE + rows / SLOWEST
         rate: float = await apart(self.setup.drain, url, rows, keys, seconds=limit, loop=self.loop)
         return rate
 
     async def waits(self, url: str, rate: float, seconds: float, patience: float = PATIENCE) -> list[float]:
-        """Seconds from the commit to the handler, of every event."""
+        """Return the seconds from the commit to the handler, of every event."""
         count = round(rate * seconds)
         limit = PATIENCE + seconds + patience
         async with (
@@ -148,29 +148,29 @@ class MeasuredPeer:
                 commits = await emitter.hear()
                 async with asyncio.timeout(patience):
                     arrivals = await receiver.hear()
-        # The handler may run before the emitter has noted that the commit is done.
+        # The handler may run before the emitter has recorded the commit.
         return [max(0.0, arrivals[n] - commit) for n, commit in enumerate(commits)]
 
 
 def body(n: int | None = None) -> bytes:
-    """The payload, with the number of the event where it is waited for."""
+    """Return the payload, with the number of the event if it is waited for."""
     return json.dumps(PAYLOAD if n is None else {"n": n, **PAYLOAD}).encode()
 
 
 def settle_down(url: str) -> None:
-    """After the rows were inserted: what autovacuum and the checkpointer would do in the midst of a drain."""
+    """Do, after the INSERTs, what autovacuum and the checkpointer would do during a drain."""
     run(url, "VACUUM ANALYZE")
     run(url, "CHECKPOINT")
 
 
 def check(seen: int, done: int, rows: int) -> None:
-    """Every row has to be handled once, and the peer has to have noted it."""
+    """Check that every row was handled once, and that the peer recorded it."""
     if seen != rows or done != rows:
         raise RuntimeError(f"of {rows} rows, {seen} were handled and {done} are settled")
 
 
 class Arrivals:
-    """When each event came to the handler."""
+    """The time at which each event reached the handler."""
 
     def __init__(self, count: int) -> None:
         self.times: dict[int, float] = {}
@@ -178,7 +178,7 @@ class Arrivals:
         self._count = count
 
     def note(self, n: int) -> bool:
-        """Note one; whether it was the last."""
+        """Record one; return True if it was the last."""
         self.times.setdefault(n, time.monotonic())
         if len(self.times) == self._count:
             self.complete.set()
@@ -186,14 +186,14 @@ class Arrivals:
 
 
 def lanes(rate: float) -> int:
-    """How many connections emit."""
+    """Return the number of connections that emit."""
     return max(1, round(rate / LANE))
 
 
 async def emit_steadily(
     rate: float, count: int, emitters: Sequence[Callable[[int], Awaitable[Any]]]
 ) -> list[float]:
-    """Let the emitters take turns at a steady rate; when each event was committed."""
+    """Let the emitters take turns at a steady rate; return the time of each commit."""
     commits = [0.0] * count
     began = begin()
 

@@ -24,7 +24,7 @@ FROM generate_series(1, %(rows)s)"""
 
 
 def publish(url: str, rows: int) -> float:
-    """Events a second of its command, in a process in which Django is set up."""
+    """Return events per second of its command, in a process with Django set up."""
     from django_outbox_pattern.management.commands.publish import Command
     from django_outbox_pattern.models import Published, StatusChoice
 
@@ -33,7 +33,7 @@ def publish(url: str, rows: int) -> float:
     run(url, FILL, values | {"status": StatusChoice.SCHEDULE.value})
     settle_down(url)
     command = Command()
-    # A batch is everything that is there: after it, there is nothing left to wait for.
+    # A batch takes every row: after it, none is left to wait for.
     Receiver.closed = functools.partial(setattr, command, "running", False)
     began = begin()
     command.handle()
@@ -54,20 +54,20 @@ class DjangoOutboxPattern:
         return f"chunk size {self.chunk_size}, waiting time 0"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Until every row is marked."""
+        """Drain until every row is marked."""
         return await asyncio.to_thread(self._drain, url, rows)
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """It polls without a pause, for it has no other way."""
+        """Poll without a pause: it offers nothing else."""
         arrivals = Arrivals(count)
         await asyncio.to_thread(self._receive, url, arrivals, ready)
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """Its model, saved in a transaction."""
+        """Save its model in a transaction."""
         await asyncio.to_thread(self._set_up, url)
         loop = asyncio.get_running_loop()
-        # A connection of Django's belongs to a thread.
+        # A connection of Django belongs to a thread.
         threads = [ThreadPoolExecutor(1) for _ in range(lanes(rate))]
         emitters = [functools.partial(loop.run_in_executor, one, _emit) for one in threads]
         return await emit_steadily(rate, count, emitters)
@@ -128,7 +128,7 @@ def _emit(n: int) -> None:
 
 
 def peer(*sizes: int) -> MeasuredPeer:
-    """django-outbox-pattern, which keeps its rows and has no loop; it may choose the size of its chunks."""
+    """Return django-outbox-pattern with these sizes of chunks; it keeps its rows and has no loop."""
     return MeasuredPeer(
         "django-outbox-pattern",
         ordered=False,

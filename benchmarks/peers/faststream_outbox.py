@@ -34,7 +34,7 @@ class FastStreamOutbox:
         return ", ".join(f"{field.name}={getattr(self, field.name):g}" for field in fields(self))
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Until every row is deleted."""
+        """Drain until every row is deleted."""
         seen, done = 0, asyncio.Event()
         async with self._open(url, self.max_workers + 1) as (engine, broker):
             await self._fill(engine, broker, rows)
@@ -58,7 +58,7 @@ class FastStreamOutbox:
         return rows / spent
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """Woken by what its ``publish`` notifies."""
+        """Wake by the notifications of its ``publish``."""
         arrivals = Arrivals(count)
         async with self._open(url, self.max_workers + 1) as (_, broker):
 
@@ -73,7 +73,7 @@ class FastStreamOutbox:
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """In the transaction of an asynchronous SQLAlchemy session."""
+        """Emit in the transaction of an asynchronous SQLAlchemy session."""
         async with self._open(url, lanes(rate)) as (engine, broker):
             sessions = async_sessionmaker(engine, expire_on_commit=False)
 
@@ -118,7 +118,7 @@ class FastStreamOutbox:
 
 
 def peer() -> MeasuredPeer:
-    """faststream-outbox, which deletes its rows."""
+    """Return faststream-outbox, which deletes its rows."""
     setups = [
         FastStreamOutbox(workers, fetch, flush)
         for workers in (1, 4)
@@ -128,6 +128,6 @@ def peer() -> MeasuredPeer:
 
 
 def prompt() -> MeasuredPeer:
-    """faststream-outbox for short waits; its ``publish`` notifies by default."""
+    """Return faststream-outbox for short waits; its ``publish`` notifies by default."""
     setups = [FastStreamOutbox(*both, 100, 0.001) for both in ((1, 100), (4, 100), (1, 10))]
     return MeasuredPeer("faststream-outbox", ordered=False, keeps=False, setups=setups)

@@ -31,7 +31,7 @@ class PgQueuer:
         return f"batch_size={self.batch_size}, asyncpg {'pool' if self.pooled else 'connection'}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Until every job is out of the queue and in the log."""
+        """Drain until every job is out of the queue and in the log."""
         async with AsyncExitStack() as stack:
             queue, driver = await self._open(url, stack)
             await self._fill(queue.queries, rows)
@@ -54,7 +54,7 @@ class PgQueuer:
         return rows / spent
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """Woken by its trigger."""
+        """Wake by its trigger."""
         arrivals = Arrivals(count)
         async with AsyncExitStack() as stack:
             queue, _ = await self._open(url, stack)
@@ -69,7 +69,7 @@ class PgQueuer:
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """On an asyncpg connection, in its transaction."""
+        """Emit on an asyncpg connection, in its transaction."""
         from pgqueuer.db import AsyncpgDriver
         from pgqueuer.queries import Queries
 
@@ -113,12 +113,12 @@ class PgQueuer:
 
 
 def peer() -> MeasuredPeer:
-    """PgQueuer, which deletes its rows and logs that they were there."""
+    """Return PgQueuer, which deletes its rows and logs them."""
     setups = [PgQueuer(batch_size, pooled) for batch_size in (100, 500, 1000) for pooled in (True, False)]
     return MeasuredPeer("pgqueuer", ordered=False, keeps=False, setups=setups)
 
 
 def prompt() -> MeasuredPeer:
-    """PgQueuer for short waits; it always has its trigger."""
+    """Return PgQueuer for short waits; it always has its trigger."""
     setups = [PgQueuer(batch_size, pooled) for batch_size, pooled in ((10, False), (100, False), (10, True))]
     return MeasuredPeer("pgqueuer", ordered=False, keeps=False, setups=setups)

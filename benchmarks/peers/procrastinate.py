@@ -35,7 +35,7 @@ class Procrastinate:
 
     @property
     def connections(self) -> int:
-        """Of the pool: what fetches, what settles and what listens."""
+        """Return the pool's connections: to fetch, to settle and to listen."""
         return 3 * self.workers
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class Procrastinate:
         return f"workers={self.workers}, concurrency={self.concurrency}, pool of {self.connections}{gone}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Until every job has succeeded."""
+        """Drain until every job has succeeded."""
         seen = 0
         async with self._open(url, self.connections) as app:
             run(url, "TRUNCATE procrastinate_jobs CASCADE")
@@ -56,7 +56,7 @@ class Procrastinate:
                 seen += 1
 
             began = begin()
-            # A worker that does not wait also ends when all that is left waits for a lock.
+            # A worker that does not wait also ends when every remaining job waits for a lock.
             while seen < rows:
                 await self._work(app, wait=False, listen_notify=False)
             spent = time.monotonic() - began
@@ -67,7 +67,7 @@ class Procrastinate:
         return rows / spent
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """Woken by its trigger."""
+        """Wake by its trigger."""
         arrivals = Arrivals(count)
         async with self._open(url, self.connections) as app:
 
@@ -83,7 +83,7 @@ class Procrastinate:
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """On a psycopg connection, in its transaction (docs/howto/production/external_connection.md)."""
+        """Emit on a psycopg connection, in its transaction (docs/howto/production/external_connection.md)."""
         async with AsyncExitStack() as stack:
             app = await stack.enter_async_context(self._open(url, 1))
 
@@ -122,12 +122,12 @@ class Procrastinate:
 
 
 def peer(*, keeps: bool) -> MeasuredPeer:
-    """Procrastinate that keeps its jobs, or deletes those that succeeded."""
+    """Return Procrastinate, which keeps its jobs or deletes successful ones."""
     setups = [Procrastinate(workers, at_once, keeps) for workers, at_once in ((4, 30), (8, 10))]
     return MeasuredPeer("procrastinate", ordered=True, keeps=keeps, setups=setups, trial=500)
 
 
 def prompt() -> MeasuredPeer:
-    """Procrastinate for short waits; its workers listen to its trigger."""
+    """Return Procrastinate for short waits; its workers listen to its trigger."""
     setups = [Procrastinate(workers, 10, keeps=False) for workers in (4, 8)]
     return MeasuredPeer("procrastinate", ordered=True, keeps=False, setups=setups)

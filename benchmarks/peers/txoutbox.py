@@ -1,4 +1,4 @@
-"""txoutbox: a pool, no timeout per message, strict order only where there are keys; woken by its trigger."""
+"""txoutbox: a pool, no timeout per message, strict order only with keys; woken by its trigger."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FROM generate_series(0, $3::int - 1) AS n"""
 
 
 # README of txoutbox: "Configuration", "Not polling: LISTEN/NOTIFY", and strict_ordering=False without keys.
-# Behind a batch that is not full it rests for poll_min, unless the trigger wakes it.
+# After a batch that is not full it pauses for poll_min, unless the trigger wakes it.
 @dataclass(frozen=True)
 class TxOutbox:
     """One configuration."""
@@ -40,7 +40,7 @@ class TxOutbox:
         return f"batch_size={self.batch_size}, concurrency={self.concurrency}{gone}{told}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
-        """Until every row is acknowledged."""
+        """Drain until every row is acknowledged."""
         from txoutbox.adapters.postgres import PostgresStorage
 
         async with asyncpg.create_pool(url, min_size=2, max_size=4) as pool:
@@ -68,7 +68,7 @@ class TxOutbox:
         return rows / spent
 
     async def receive(self, url: str, count: int, ready: Callable[[], None]) -> dict[int, float]:
-        """Woken by its trigger."""
+        """Wake by its trigger."""
         from txoutbox.adapters.postgres import PostgresStorage
 
         arrivals = Arrivals(count)
@@ -88,7 +88,7 @@ class TxOutbox:
         return arrivals.times
 
     async def emit(self, url: str, rate: float, count: int) -> list[float]:
-        """On an asyncpg connection."""
+        """Emit on an asyncpg connection."""
         from txoutbox.adapters.postgres import PostgresStorage
 
         async with AsyncExitStack() as stack:
@@ -118,12 +118,12 @@ class TxOutbox:
 
 
 def peer(*, keeps: bool) -> MeasuredPeer:
-    """txoutbox that keeps its rows, or deletes them."""
+    """Return txoutbox, which keeps its rows or deletes them."""
     setups = [TxOutbox(batch, at_once, keeps) for batch in (500, 1000) for at_once in (10, 50)]
     return MeasuredPeer("txoutbox", ordered=True, keeps=keeps, setups=setups)
 
 
 def prompt() -> MeasuredPeer:
-    """txoutbox with its trigger, for short waits."""
+    """Return txoutbox with its trigger, for short waits."""
     setups = [TxOutbox(batch, 10, keeps, 0.001) for batch, keeps in ((50, True), (50, False), (10, False))]
     return MeasuredPeer("txoutbox", ordered=True, keeps=True, setups=setups)

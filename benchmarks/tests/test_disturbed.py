@@ -1,4 +1,4 @@
-"""What the parts on neighbours and kills judge, and that a small run of each comes to a good end."""
+"""The parts on neighbours and kills judge correctly, and a small run of each succeeds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks.parts.kills import LATEST, Number
 
 QUICK = Options(quick=True)
 COMMITS = {Number(0, 0): 1.0, Number(0, 1): 2.0, Number(1, 0): 3.0, Number(1, 1): 5.0}
-"""The last was committed after the last kill, which was at 4."""
+"""The last one was committed after the last kill, which was at 4."""
 
 
 def judged(*deliveries: tuple[int, int, float]) -> kills.Killed:

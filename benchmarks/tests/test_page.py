@@ -1,4 +1,4 @@
-"""The page says what was measured, what limits it, who is better, and how two runs differ."""
+"""The page shows the figures, what limits them, who is better, and how two runs differ."""
 
 from __future__ import annotations
 

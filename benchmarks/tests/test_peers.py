@@ -1,4 +1,4 @@
-"""Every peer and every bare loop drains its rows; what they reach is for ``make bench`` to say."""
+"""Every peer and every bare loop drains its rows; ``make bench`` measures their rates."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ async def test_a_peer_says_how_long_each_event_waited(peer: Peer, url: str) -> N
 
 @dataclass(frozen=True)
 class Known:
-    """A setup of which it is known how fast it is."""
+    """A setup with a known rate."""
 
     rate: float
 
@@ -130,6 +130,6 @@ async def test_what_is_measured_runs_on_its_loop_and_leaves_its_past_uncollected
 
 
 @pytest.mark.parametrize(("work", "message"), [(fail, "nothing here"), (vanish, "ended without an answer")])
-async def test_what_goes_wrong_in_a_process_of_its_own_is_told(work: Any, message: str) -> None:
+async def test_what_goes_wrong_in_a_process_of_its_own_is_reported(work: Any, message: str) -> None:
     with pytest.raises(RuntimeError, match=message):
         await apart(work, seconds=60)

@@ -38,7 +38,7 @@ class Visitor:
         self._open = build_opener(HTTPCookieProcessor()).open
 
     def page(self) -> str:
-        """What the visitor sees."""
+        """Return what the visitor sees."""
         with self._open(self._url) as answer:
             return answer.read().decode()
 
@@ -80,13 +80,13 @@ def check(stage: Stage) -> None:
 
     visitor.upload("haiku.txt", HAIKU.encode())
     until(
-        "a file is stored, the runner is told of it and counts 13 words",
+        "a file is stored, the runner hears of it and counts 13 words",
         lambda: shows("haiku.txt", state="processed", words="13", delivery="delivered"),
     )
     visitor.upload("dot.png", b"\x89PNG\r\n\x1a\n")
     until(
-        "the runner refuses what is no text, and the page says why",
-        lambda: shows("dot.png", state="stored", delivery="failed", error="it is no text"),
+        "the runner refuses what is not text, and the page says why",
+        lambda: shows("dot.png", state="stored", delivery="failed", error="it is not text"),
     )
     stage.stop("runner")
     visitor.upload("one.txt", b"while the runner is away")

@@ -56,7 +56,7 @@ def process(file: Mapping[str, Any]) -> None:
     try:
         words = len(content.decode().split())
     except UnicodeDecodeError:
-        raise Refused("it is no text in UTF-8, so it has no words to count") from None
+        raise Refused("it is not text in UTF-8, so it has no words to count") from None
     headers = {"authorization": f"Bearer {TOKEN}", "content-type": "application/json"}
     report = Request(file["report"], json.dumps({"words": words}).encode(), headers)
     urlopen(report, timeout=SECONDS).close()
@@ -64,13 +64,13 @@ def process(file: Mapping[str, Any]) -> None:
 
 
 def is_done(event_id: str) -> bool:
-    """Whether the event was here before."""
+    """True if the event was here before."""
     with closing(sqlite3.connect(DATABASE)) as database:
         return database.execute("SELECT 1 FROM done WHERE id = ?", [event_id]).fetchone() is not None
 
 
 def remember(event_id: str) -> None:
-    """After the work: whoever dies in between does it once more, which the project does not mind."""
+    """Note it after the work. A runner that dies in between does it once more, which changes nothing."""
     with closing(sqlite3.connect(DATABASE)) as database, database:
         database.execute("INSERT INTO done VALUES (?) ON CONFLICT DO NOTHING", [event_id])
 

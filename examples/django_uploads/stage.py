@@ -40,6 +40,8 @@ class Stage:
             "RUNNER_TOKEN": secrets.token_urlsafe(),
             "RUNNER_DATABASE": str(directory / "runner.db"),
             "DJANGO_SUPERUSER_PASSWORD": "admin",
+            # A Celery worker that is killed leaves its temporary files.
+            "TMPDIR": str(directory),
             # Nothing is to be left behind in the project.
             "PYTHONDONTWRITEBYTECODE": "1",
         }
@@ -99,7 +101,7 @@ class Stage:
                 raise Broken(f"{name} ended with status {process.returncode}: {last_line(self._log(name))}")
 
     def show_logs(self) -> None:
-        """The end of each, for whoever looks for the cause once they are gone."""
+        """Print the end of each: the logs themselves are gone afterwards."""
         for log in sorted(self.directory.glob("*.log")):
             lines = log.read_text(errors="replace").splitlines()[-20:]
             print(f"--- {log.name}", *lines, sep="\n", file=sys.stderr)
@@ -153,7 +155,7 @@ def staged(broker: str) -> Iterator[Stage]:
 
 
 def listens(port: int) -> bool:
-    """Whether somebody takes connections at the port."""
+    """True if a server takes connections at the port."""
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 

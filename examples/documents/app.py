@@ -34,7 +34,7 @@ outbox = Outbox(
             os.environ["SEARCH_URL"],  # opensearch://…, meilisearch://… or algolia://…
             auth="env:SEARCH_KEY" if os.environ.get("SEARCH_KEY") else None,
             options={"create_index": True},
-            # Each event has the whole document: the next edit mends what the engine refused of the last one.
+            # Each event has the whole document: the next edit fixes what the engine refused of the last one.
             on_failed="skip",
             # Shorter than in life, so that one can watch.
             timeout="5s",
@@ -57,7 +57,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def transaction() -> AsyncIterator[AsyncSession]:
-    """A session that commits when the function returns, and rolls back when it raises."""
+    """Yield a session that commits when the function returns, and rolls back when it raises."""
     async with Sessions.begin() as session:
         yield session
 
@@ -112,7 +112,7 @@ async def create(new: New, session: Transaction) -> Saved:
     document = Document(**new.model_dump())
     session.add(document)
     await session.flush()
-    return await told(session, "document.created", document)
+    return await announce(session, "document.created", document)
 
 
 @app.put("/documents/{document_id}")
@@ -121,7 +121,7 @@ async def edit(document_id: UUID, new: Edit, session: Transaction) -> Saved:
     document = await locked(session, document_id, new.version)
     document.title, document.body = new.title, new.body
     document.version, document.updated_at = document.version + 1, now()
-    return await told(session, "document.updated", document)
+    return await announce(session, "document.updated", document)
 
 
 @app.delete("/documents/{document_id}", status_code=204)
@@ -129,10 +129,10 @@ async def delete(document_id: UUID, version: int, session: Transaction) -> None:
     """Delete a document, unless somebody has changed it meanwhile."""
     document = await locked(session, document_id, version)
     await session.delete(document)
-    await told(session, "document.deleted", document)
+    await announce(session, "document.deleted", document)
 
 
-async def told(session: AsyncSession, event: str, document: Document) -> Saved:
+async def announce(session: AsyncSession, event: str, document: Document) -> Saved:
     """Emit the change in the transaction that makes it: the index hears of it, or nothing has happened."""
     saved = Saved.model_validate(document)
     await outbox.aemit(session, "Document", document.id, event, saved)
@@ -140,7 +140,7 @@ async def told(session: AsyncSession, event: str, document: Document) -> Saved:
 
 
 async def locked(session: AsyncSession, document_id: UUID, version: int) -> Document:
-    """The document, for this transaction alone. Of two who change it, the second waits and is told."""
+    """Lock the document for this transaction. Of two who change it, the second waits and gets an error."""
     document = await session.get(Document, document_id, with_for_update=True)
     if document is None:
         raise HTTPException(404, "This document is gone: somebody has deleted it.")
@@ -182,13 +182,13 @@ async def retry(document_id: UUID, session: Transaction, admin: Operator) -> Non
 
 @app.get("/search")
 async def find(q: Annotated[str, Query(max_length=200)]) -> list[Hit]:
-    """What the engine finds."""
+    """Return what the engine finds."""
     return await search(q.strip()) if q.strip() else []
 
 
 @app.get("/engine")
 async def engine_now(admin: Operator) -> Engine:
-    """Whether the engine answers, and how many changes wait for it."""
+    """Return whether the engine answers, and how many changes wait for it."""
     try:
         await ping()
     except Down as error:
@@ -205,7 +205,7 @@ async def resume(admin: Operator) -> None:
 
 @app.post("/compare")
 async def compared() -> Comparison:
-    """Whether the index has what the database has, document by document."""
+    """Compare the index with the database, document by document."""
     return await compare(outbox)
 
 

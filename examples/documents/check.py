@@ -39,12 +39,12 @@ class Person:
         return sorted(hit["title"] for hit in self.ask(f"search?q={quote(words)}"))
 
     def sync(self, document: Document) -> Document:
-        """Whether the page says that a search finds it."""
+        """Return what the page says of it: whether a search finds it."""
         [shown] = [one for one in self.ask("documents") if one["id"] == document["id"]]
         return shown["sync"]
 
     def ask(self, path: str, method: str = "GET", body: Any = None) -> Any:
-        """What the service answers."""
+        """Return what the service answers."""
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self._url}{path}", data, {"content-type": "application/json"}, method=method)
         with urlopen(request, timeout=SECONDS) as answer:
@@ -69,7 +69,7 @@ class Check:
         self._person = Person(stage.url)
 
     def save_and_find(self) -> None:
-        """A document that is saved is found."""
+        """Check that a document that is saved is found."""
         person = self._person
         self._heron = person.write("Herons", "They stand in shallow water and wait for fish.")
         person.write("Kingfishers", "They dive for fish from a branch.")
@@ -79,7 +79,7 @@ class Check:
         self._until("the page says that they are in search", lambda: self._is("synced", self._heron))
 
     def bad_input(self) -> None:
-        """What the service does not take."""
+        """Check what the service does not take."""
         person, heron = self._person, self._heron
         statuses = [
             person.refused(lambda: person.write("", "no title")),
@@ -140,7 +140,7 @@ class Check:
         return self._person.sync(document)["state"] == state
 
     def _waits(self, otter: Document) -> bool:
-        """Whether both are ``syncing``, and the engine's state says that two changes wait."""
+        """True if both are ``syncing``, and the engine's state says that two changes wait."""
         seen, engine = self._person.sync(otter), self._person.ask("engine")
         both = seen["state"] == "syncing" and self._is("syncing", self._heron)
         return both and bool(seen["reason"]) and not engine["up"] and engine["waiting"] == 2

@@ -24,7 +24,7 @@ class Comparison(BaseModel):
 
 
 async def compare(outbox: Outbox) -> Comparison:
-    """Look at every document on both sides. What is on its way to the index is no difference."""
+    """Look at every document on both sides. What is on its way to the index does not count."""
     try:
         seen = await areconcile(outbox, "search", documents)
     except Unavailable as error:

@@ -20,7 +20,7 @@ INDEX = "documents"
 
 
 class Engine:
-    """An engine as the service is told of it. ``server`` can be stopped and started, if it is new."""
+    """An engine as the service gets it. ``server`` can be stopped and started, if it is new."""
 
     def __init__(self, name: str, url: str, key: str = "", server: Any = None) -> None:
         self.name = name

@@ -65,7 +65,7 @@ _ENGINES: Mapping[str, Callable[[str], Awaitable[list[Hit]]]] = {
 
 
 async def _ask(method: str, path: str, body: Any = None, absent: Any = None) -> Any:
-    """What the engine answers; ``absent``: instead of its answer that there is no such index."""
+    """Return what the engine answers, or ``absent`` if it has no such index."""
     try:
         async with (
             aiohttp.ClientSession(timeout=SECONDS, auth=_user(), headers=_headers()) as session,

@@ -72,7 +72,7 @@ class Stage:
             raise Broken(f"the service ended with status {self._process.returncode}: {last_line(self._log)}")
 
     def show_log(self) -> None:
-        """The end of it, for whoever looks for the cause once it is gone."""
+        """Print the end of it: the log itself is gone afterwards."""
         if self._log.exists():
             lines = self._log.read_text(errors="replace").splitlines()[-30:]
             print(f"--- {self._log.name}", *lines, sep="\n", file=sys.stderr)

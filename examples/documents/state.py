@@ -60,7 +60,7 @@ async def why_text(admin: Admin, delivery: UUID) -> str:
 
 
 async def engine_state(admin: Admin, name: str, down: str | None) -> Engine:
-    """What waits for it; ``down`` is what a search would say."""
+    """Return what waits for it; ``down`` is what a search would say."""
     [search] = [one for one in (await admin.stats()).destinations if one.name == "search"]
     counts, place = search.counts, search.place
     held = place.circuit_reason if place and place.circuit != "closed" else None

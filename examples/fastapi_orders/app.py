@@ -35,7 +35,7 @@ async def lifespan(app: FastAPI) -> AsyncIterator[None]:
 
 
 async def transaction() -> AsyncIterator[AsyncSession]:
-    """A session that commits when the function returns, and rolls back when it raises."""
+    """Yield a session that commits when the function returns, and rolls back when it raises."""
     async with Sessions.begin() as session:
         yield session
 

@@ -33,7 +33,7 @@ class Customer:
             return json.load(answer)
 
     def post(self, path: str, body: Any = None) -> Any:
-        """What the shop answers."""
+        """Return what the shop answers."""
         headers = {"content-type": "application/json"}
         with urlopen(Request(f"{self._url}{path}", json.dumps(body).encode(), headers)) as answer:
             return json.load(answer)
@@ -61,7 +61,7 @@ class Check:
         self._until("an order is placed and paid: Kafka has both events, and it is shipped", shipped)
 
     def bad_input(self) -> None:
-        """What the shop does not take."""
+        """Check what the shop does not take."""
         refused = self._customer.refused
         statuses = [
             refused("orders", {"item": "tea", "quantity": 0}),
@@ -69,7 +69,7 @@ class Check:
             refused("orders/2000000000/pay"),
         ]
         self._until(
-            "what is no order is refused, and leaves nothing behind",
+            "what is not an order is refused, and leaves nothing behind",
             lambda lines: statuses == [422, 422, 404] and len(lines) == 1,
         )
 
@@ -99,7 +99,7 @@ class Check:
         self._until("Kafka is back, and it is shipped", shipped)
 
     def replay(self) -> None:
-        """An event is sent once more."""
+        """Check that an event can be sent once more."""
         before = self._stage.kafka.messages()
         paid = self._customer.lines()[-1]["events"][-1]
         self._stage.relaybox("replay", paid["event_id"])
@@ -133,7 +133,7 @@ class Check:
 
 
 def shipped(lines: list[Line]) -> bool:
-    """Whether every order is, once, and Kafka has its events; raises ``Broken`` if one is twice."""
+    """True if every order is, once, and Kafka has its events; raise ``Broken`` if one is twice."""
     if twice := [line for line in lines if line["shipments"] > 1]:
         raise Broken(f"shipped more than once: {twice}")
     states = {event["state"] for line in lines for event in line["events"]}
@@ -141,7 +141,7 @@ def shipped(lines: list[Line]) -> bool:
 
 
 def waits(lines: list[Line]) -> bool:
-    """Whether the latest order waits, with a reason."""
+    """True if the latest order waits, with a reason."""
     placed, paid = lines[0]["events"]
     return placed["state"] == paid["state"] == "waiting" and bool(placed["error"])
 

@@ -84,7 +84,7 @@ class Stage:
         return before
 
     def runs(self, name: str) -> bool:
-        """Whether it was started, and not killed since."""
+        """True if it was started, and not killed since."""
         return self.kafka.runs if name == "kafka" else name in self._processes
 
     def kill(self, name: str) -> None:
@@ -110,7 +110,7 @@ class Stage:
                 raise Broken(f"{name} ended with status {process.returncode}: {last_line(self._log(name))}")
 
     def show_logs(self) -> None:
-        """The end of each, for whoever looks for the cause once they are gone."""
+        """Print the end of each: the logs themselves are gone afterwards."""
         for log in sorted(self.directory.glob("*.log")):
             lines = log.read_text(errors="replace").splitlines()[-20:]
             print(f"--- {log.name}", *lines, sep="\n", file=sys.stderr)

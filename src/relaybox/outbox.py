@@ -68,7 +68,7 @@ class Outbox:
         self.file: Path | None = None
         if database is None and (file := find_file(None, os.environ)) is not None:
             self.follow(file, len(self.settings.routes) - in_file)
-        # Set while a test runs, so that a relay does not send anything by accident.
+        # Tests set this, so that a relay does not send anything by accident.
         self._sink_of: OpenSink | None = None
 
     def emit(
@@ -97,7 +97,8 @@ class Outbox:
           first's id.
         - ``key``: the ordering key instead of the destination's own; ``None`` for no order.
         - ``headers``: sent with the event. ``tenant``: one of them, and the key if order is by tenant.
-        - ``max_attempts``: overrides the destination's. ``deliver_at``: not before; refused if ordered.
+        - ``max_attempts``: overrides the destination's.
+        - ``deliver_at``: the earliest time to send it; refused for ordered destinations.
         - ``destinations``: names, instead of the routes.
         - ``autocommit``: without an open transaction, let the event commit by itself instead of raising.
 

@@ -33,14 +33,14 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def site(migrated_database: Callable[[str], str]) -> Iterator[sites.Site]:
-    """A shop that nobody has to log in to."""
+    """Start a shop that needs no login."""
     with sites.running(migrated_database("postgresql-18")) as site:
         yield site
 
 
 @pytest.fixture
 def guarded_site(migrated_database: Callable[[str], str]) -> Iterator[sites.Site]:
-    """A shop with an operator and a viewer."""
+    """Start a shop with an operator and a viewer."""
     with sites.running(migrated_database("postgresql-18"), sites.USERS) as site:
         yield site
 

@@ -37,7 +37,7 @@ def save(picture: bytes, name: str) -> None:
 
 
 def main() -> None:
-    """All of them, light and dark, and some on a phone."""
+    """Take all pictures, light and dark, and some on a phone."""
     with postgres18.server() as server, fresh.migrated(server) as database, chromium.program() as program:
         outbox = seed.shop(database)
         engine = engine_of(database)

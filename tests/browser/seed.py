@@ -24,7 +24,7 @@ GONE = "Reject: 409 Conflict: shipment 4711 was cancelled"
 
 
 def shop(database: str) -> Outbox:
-    """An outbox of the kind that pictures are made of."""
+    """Return the outbox that the pictures are made of."""
     billing = "https://billing.example.org/events"
     outbox = Outbox(
         database,
@@ -47,7 +47,7 @@ def shop(database: str) -> Outbox:
 
 
 def ident(moment: datetime, chance: random.Random) -> UUID:
-    """A UUIDv7 of that moment."""
+    """Return a UUIDv7 of that moment."""
     time, first, second = int(moment.timestamp() * 1000), chance.getrandbits(12), chance.getrandbits(62)
     return UUID(int=time << 80 | 7 << 76 | first << 64 | 2 << 62 | second)
 
@@ -55,7 +55,7 @@ def ident(moment: datetime, chance: random.Random) -> UUID:
 def event(
     moment: datetime, chance: random.Random, destination: str, event_type: str, **values: Any
 ) -> dict[str, Any]:
-    """A row, due unless something else is said."""
+    """Return a row; it is due unless ``more`` says otherwise."""
     kind, number = event_type.partition(".")[0], chance.randint(1000, 9999)
     customer = {"name": "Grace Hopper", "email": "grace@example.org", "card_number": "4111111111111111"}
     payload = {
@@ -88,20 +88,20 @@ def event(
 
 
 def delivered(moment: datetime) -> dict[str, Any]:
-    """What makes a row delivered."""
+    """Return the columns of a delivered row."""
     at = moment + timedelta(milliseconds=180)
     times = dict.fromkeys(("delivered_at", "updated_at", "last_attempt_at"), at)
     return {"status": "delivered", "attempts": 1, "next_attempt_at": None, **times}
 
 
 def failed(moment: datetime, error: str, attempts: int = 1) -> dict[str, Any]:
-    """What makes a row failed."""
+    """Return the columns of a failed row."""
     at = dict.fromkeys(("updated_at", "last_attempt_at"), moment + timedelta(seconds=40))
     return {"status": "failed", "attempts": attempts, "next_attempt_at": None, "error_message": error, **at}
 
 
 def events(now: datetime, chance: random.Random) -> Iterator[dict[str, Any]]:
-    """Some of each state, most of them delivered."""
+    """Return some events of each state, most of them delivered."""
     kinds = {"billing": "order.paid", "search": "product.changed", "warehouse": "order.paid"}
     kinds |= {"mailer": "customer.registered", "analytics": "order.placed"}
     for second in range(900, 0, -3):
@@ -132,7 +132,7 @@ def events(now: datetime, chance: random.Random) -> Iterator[dict[str, Any]]:
 
 
 def history(now: datetime, chance: random.Random) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """A day of roll-ups and samples: a quiet night, a busy noon, a receiver that is slow for an hour."""
+    """Return a day of roll-ups and samples: a quiet night, a busy noon, an hour with a slow receiver."""
     rates = {"billing": 40.0, "search": 25.0, "warehouse": 18.0, "mailer": 6.0, "analytics": 90.0}
     stats, samples = [], []
     position, first = 0.0, now.replace(second=0, microsecond=0) - timedelta(minutes=MINUTES)

@@ -79,19 +79,19 @@ async def serving(app: Any, web: Any = None) -> AsyncIterator[str]:
     (web or app).live.close()
     server.should_exit = True
     await task
-    # What is mounted is not told of the end.
+    # A mounted application gets no shutdown event.
     await (web or app).close()
 
 
 @contextmanager
 def served(app: Any, web: Any = None) -> Iterator[str]:
-    """The same, for tests that are not asynchronous."""
+    """Serve the same for tests that are not asynchronous."""
     with looping() as loop:
         yield loop.enter(serving(app, web))
 
 
 def go(page: Page, address: str, name: str) -> None:
-    """To the page of that name."""
+    """Open the page of that name."""
     page.goto(address + PAGES.get(name, f"/{name}"))
     if name == "event":
         follow(page, page.locator("#events tbody a").first)

@@ -1,4 +1,4 @@
-"""Pages for everybody: by ear, by keyboard, in the dark, on a phone."""
+"""Pages by screen reader, by keyboard, in the dark and on a phone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FOCUS = "document.activeElement.textContent.trim()"
 
 @pytest.fixture(scope="module")
 def address(module_database: Callable[[str], str]) -> Iterator[str]:
-    """A shop with a day of data behind it."""
+    """Serve a shop that has a day of data."""
     database = module_database("postgresql-18")
     outbox = seed.shop(database)
     seed.fill(outbox, engine(database))

@@ -1,4 +1,4 @@
-"""An operator's day: what fails is seen, understood and mended."""
+"""An operator's day: find what fails, understand it and fix it."""
 
 from __future__ import annotations
 

@@ -96,7 +96,7 @@ HTML = {"accept": "text/html"}
 
 @pytest.fixture(scope="module")
 def client(module_database: Callable[[str], str]) -> Iterator[TestClient]:
-    """A browser without a screen."""
+    """Return a client that reads pages without a screen."""
     web = dashboard(seed.shop(module_database("postgresql-18")))
     with TestClient(web, base_url="http://127.0.0.1", client=("127.0.0.1", 1), headers=HTML) as client:
         yield client

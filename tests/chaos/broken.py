@@ -73,7 +73,7 @@ def spoil(defect: str, outbox: Outbox) -> None:
 
 
 def _backwards(deliveries: Sequence[Delivery]) -> tuple[list[int], dict[int, int]]:
-    """From the last of each key to the first."""
+    """Return runs from the last of each key to the first."""
     _, following = _runs(deliveries)
     lasts = [at for at in range(len(deliveries)) if at not in following]
     return lasts, {after: at for at, after in following.items()}

@@ -27,7 +27,7 @@ def take_accepted_for_done() -> None:
 
 
 def keep_the_first() -> None:
-    """Of several changes of a document in a batch, write the oldest."""
+    """Write the oldest of several changes of a document in a batch."""
 
     def units_of(deliveries: Sequence[Delivery], target_of: Targets) -> list[Unit]:
         units = _units_of(deliveries, target_of)

@@ -68,7 +68,7 @@ class Flight(NamedTuple):
 
 
 class Window(NamedTuple):
-    """While something befell a broker, by the machine's clock."""
+    """The time, by the machine's clock, in which a broker had a fault."""
 
     begun: float
     ended: float
@@ -95,7 +95,7 @@ def flights(rows: Rows) -> list[Flight]:
 def excuses(
     flights: Iterable[Flight], windows: Sequence[Window], killed: Collection[int], broker: str, copies: int
 ) -> dict[tuple[str, UUID], int]:
-    """How often each delivery may have arrived beyond the first time.
+    """Return how often each delivery may have arrived again.
 
     A flight to the ``broker`` is harmed by what befell it meanwhile; any flight by the death of its relay.
     """
@@ -132,7 +132,7 @@ class Blow(NamedTuple):
     gap: float
     lasts: float
     asked: bool = True
-    """Whether it lasts until somebody who asks why is told; else it may be over before it is felt."""
+    """True if it lasts until an answer to ``why`` names it; otherwise it may end before it is noticed."""
 
 
 class BrokerDraw(NamedTuple):
@@ -141,7 +141,7 @@ class BrokerDraw(NamedTuple):
 
 
 def draw(seed: int, kinds: Sequence[str], *, every: bool = False) -> BrokerDraw:
-    """What this seed does to a broker that these can befall; ``every``: all of them, no relay is hit."""
+    """Return what this seed does to a broker; with ``every``, all kinds of trouble and none for a relay."""
     random = Random(seed)
     calm = random.random() < CALM and not every
     chosen = random.sample(kinds, len(kinds) if every else random.randint(1, min(3, len(kinds))))
@@ -193,14 +193,14 @@ SEVERAL = 5
 
 
 class Operator:
-    """Somebody with the command line, and no knowledge of what was done to the broker."""
+    """An operator with the command line, who does not know which faults the broker had."""
 
     def __init__(self, place: Place) -> None:
         self._url = place.url
         self._outbox = place.outbox()
 
     def waiting(self) -> list[UUID]:
-        """The first rows for the broker that did not get there yet."""
+        """Return the first rows for the broker that have not arrived there yet."""
         event = self._outbox.tables.event.c
         query = sa.select(event.id).where(
             event.destination == BROKER, event.status.in_(("pending", "failed"))
@@ -214,7 +214,7 @@ class Operator:
         return self._do(ask)
 
     def retry(self, said: str) -> int:
-        """Retry what failed for the broker with an error like this; how many it were."""
+        """Retry what failed for the broker with an error like this; return how many that was."""
         event = self._outbox.tables.event.c
         query = sa.select(event.id, event.error_message)
         failed = [
@@ -248,7 +248,7 @@ class Operator:
 WAVE = 2  # Emitters for each harm: one before it begins, and one while it lasts
 STILL = 8.0  # Seconds for which a receiver that is well may get nothing though events wait for it
 LATE = 30.0  # Seconds in which an event reaches it, also where the machine is busy with something else
-ASKING = 15.0  # Seconds after which somebody who asks why is answered, also where the machine is busy
+ASKING = 15.0  # Seconds after which ``why`` is answered, even on a busy machine
 LEASES = 2
 """Where relays are killed it may take so many more."""
 CREATED = "SELECT event_id, destination, extract(epoch FROM created_at)::float8 FROM outbox_event"
@@ -350,7 +350,7 @@ class BrokerSchedule(Schedule):
         scene.unexpected.append(("unexplained", f"{self.subject} {blow.kind}: {' | '.join(said)}"))
 
     def _retry(self) -> int:
-        """Retry what was too large until a while ago; how many it were."""
+        """Retry what was too large until a while ago; return how many that was."""
         return sum(self._operator.retry(harm.says) for harm in self._refusals)
 
     def _is_drained(self, scene: Scene) -> bool:
@@ -366,7 +366,7 @@ class BrokerSchedule(Schedule):
         return verdict._replace(others=(*verdict.others, *ended, *scene.unexpected, *late))
 
     def _late(self, scene: Scene, applied: list[receiver.Applied]) -> list[tuple[str, str]]:
-        """What reached the receiver, which is well all the time, later than it should."""
+        """Return what reached the healthy receiver later than it should."""
         created = {(str(event), place): at for event, place, at in scene.rows.execute(CREATED)}
         offset = time.time() - time.monotonic()
         arrivals = [(one.headers["webhook-id"], one.endpoint, one.at + offset) for one in applied]
@@ -391,7 +391,7 @@ class Wait(NamedTuple):
 def waits(
     created: Mapping[tuple[str, str], float], arrivals: Iterable[tuple[str, str, float]]
 ) -> Iterator[Wait]:
-    """Of every event that arrived, the first time."""
+    """Yield how long every event that arrived waited until its first arrival."""
     last: dict[str, float] = {}
     seen: set[tuple[str, str]] = set()
     for event_id, place, at in arrivals:

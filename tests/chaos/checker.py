@@ -1,5 +1,7 @@
 """Whether a history kept the promises of a claim. Knows nothing of how claims are made.
 
+It sees leases and settles, not deliveries: ``relaybox.testing.checker`` judges what consumers received.
+
 The changes are gone through in order. Before each, ``Replay`` holds what every row was; each rule looks at
 one change and says what is wrong with it:
 
@@ -8,12 +10,12 @@ one change and says what is wrong with it:
 - ``out of turn``: an earlier row of the key was open and not part of the same claim. The text says what that
   row was at the time: leased by another claim, backing off, parked, or due and not claimed yet. Two claims
   of one key that race end up here whichever of them commits first.
-- ``delivered out of order``: an earlier row of the key was open, and whoever delivered this one had not
-  held that one before it, or had given it back.
+- ``delivered out of order``: an earlier row of the key was open, and the worker that delivered this
+  one had not held that one before it, or had given it back.
 - ``settled by another``: a row was settled on the connection of a process that did not hold its lease.
 - ``miscounted``: attempts or crashes did not follow the rules for crashed claims.
 - ``changed after its end``: a final row changed.
-- ``untrue answer``: a worker was told that a settle held when it did not, or the other way round.
+- ``untrue answer``: a worker heard that a settle held when it did not, or the other way round.
 - ``not delivered``: at the end the row is not in the state that was expected.
 - ``not in commit order``: positions of a key do not follow its commits.
 """
@@ -92,12 +94,12 @@ class Change(NamedTuple):
 
     @property
     def is_settle(self) -> bool:
-        """Whether a lease on the row ended by the hand of a relay."""
+        """True if a relay ended its lease on the row."""
         return self.old_token is not None and self.token is None
 
 
 class Answer(NamedTuple):
-    """What a worker was told when it settled rows of one claim."""
+    """The answer that a worker got when it settled rows of one claim."""
 
     owner: str
     token: str
@@ -189,7 +191,7 @@ class Replay:
             self._apply(change)
 
     def _is_whole(self, change: Change) -> None:
-        """The history itself is trusted only as long as each change goes on where the last one ended."""
+        """Check that each change goes on where the last one ended: otherwise the history is not reliable."""
         last = self._last.get(change.id)
         if last is not None:
             then = (last.status, last.token, last.leased_until, last.next_attempt_at, last.attempts)
@@ -211,7 +213,7 @@ class Replay:
         yield from self._count(change, attempts=counted, crashes=change.old_crashes % ALONE + died)
 
     def _turn(self, token: str) -> Iterator[Violation]:
-        """A claim as a whole, at its first change: statements write the rows of a claim in any order."""
+        """Check a claim as a whole at its first change: statements write the rows of a claim in any order."""
         claim = {change.id: change for change in self._claims[token]}
         self._held[token] = set(claim)
         for key, wanted in Counter(self._rows[id_].key for id_ in claim).items():
@@ -280,17 +282,17 @@ class Replay:
 
 
 def _answers(changes: Iterable[Change], answers: Iterable[Answer]) -> Iterator[Violation]:
-    """Every settle that a worker was told of is in the history, and no other."""
+    """Check that every settle that a worker heard of is in the history, and no other."""
     happened = {(change.old_token, change.id) for change in changes if change.is_settle}
-    told: set[tuple[str | None, str]] = set()
+    answered: set[tuple[str | None, str]] = set()
     for answer in answers:
         lost = set(answer.lost)
         for id_ in answer.settled:
             if ((answer.token, id_) in happened) == (id_ in lost):
                 yield Violation("untrue answer", f"{answer.owner}, row {id_}: lost = {id_ in lost}")
-            told.add((answer.token, id_))
-    for token, id_ in happened - told:
-        yield Violation("untrue answer", f"row {id_} was settled under {token} and nobody was told")
+            answered.add((answer.token, id_))
+    for token, id_ in happened - answered:
+        yield Violation("untrue answer", f"row {id_} was settled under {token} and no worker heard of it")
 
 
 def _ends(rows: Iterable[Row], expect: frozenset[str]) -> Iterator[Violation]:

@@ -38,7 +38,7 @@ class File:
 
     @contextmanager
     def database(self) -> Iterator[str]:
-        """A file that does not exist yet, where there is one, in memory: nobody cuts the power here."""
+        """Yield a file that does not exist yet, in memory if possible: these tests cut no power."""
         memory = Path("/dev/shm")
         with TemporaryDirectory(prefix="relaybox-", dir=memory if memory.is_dir() else None) as directory:
             yield f"sqlite:///{directory}/relaybox.db"
@@ -122,7 +122,7 @@ def _working_in(directory: Path) -> list[int]:
 
 @contextmanager
 def running(kind: str) -> Iterator[Server]:
-    """A server of this kind until the block ends; raises ``base.Unavailable`` where it cannot be had."""
+    """Run a server of this kind until the block ends; raise ``base.Unavailable`` if it is not installed."""
     if kind == "sqlite":
         yield File()
         return
@@ -207,7 +207,7 @@ class Ground:
 
 @contextmanager
 def prepared(kind: str, *, plain: bool = False, warm: Sequence[str] = ()) -> Iterator[Ground]:
-    """A ground on a database of this kind; ``plain``: without stepping clocks and pooler.
+    """Prepare a ground on a database of this kind; ``plain``: without stepping clocks and pooler.
 
     ``warm``: modules that its processes find imported.
     """
@@ -217,7 +217,7 @@ def prepared(kind: str, *, plain: bool = False, warm: Sequence[str] = ()) -> Ite
         if plain:
             yield Ground(server, nursery)
             return
-        # Whoever shares a file shares the machine and its clock: there is no other that could be right.
+        # Processes that share a file share the machine and its clock: no other clock could be right.
         clock = None if kind == "sqlite" else _wanted(stack, faketime.clock())
         clocked = None if clock is None else stack.enter_context(Nursery(clock.environment))
         pooler = None
@@ -227,7 +227,7 @@ def prepared(kind: str, *, plain: bool = False, warm: Sequence[str] = ()) -> Ite
 
 
 def _wanted(stack: ExitStack, means: AbstractContextManager[T]) -> T | None:
-    """What cannot be had on this machine is done without."""
+    """Enter the context; return None if what it needs is not installed on this machine."""
     try:
         return stack.enter_context(means)
     except base.Unavailable:

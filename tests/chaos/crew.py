@@ -1,6 +1,6 @@
 """Runs a plan: ``python -m tests.chaos.crew PLAN`` forks the workers and emitters and replaces the dead.
 
-Forked, not started anew, so that a crash costs no seconds. Ends well when every row is final.
+Forked, not started from scratch, so that a crash costs no seconds. Ends well when every row is final.
 """
 
 from __future__ import annotations
@@ -241,7 +241,7 @@ class Worker:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _handle(self, deliveries: Sequence[Delivery]) -> list[Settlement]:
-        """The outcomes, each key's in order; what comes after a retry of its key is released."""
+        """Return the outcomes, each key's in order; what comes after a retry of its key is released."""
         stuck: set[str | None] = set()
         settlements = []
         for delivery in deliveries:
@@ -271,7 +271,7 @@ class Worker:
         )
 
     def _write(self, what: str, **more: Any) -> None:
-        """A line that survives the death of the process."""
+        """Write a line that is kept even if this process is killed."""
         os.write(self._log, msgspec.json.encode({"what": what, **more}) + b"\n")
 
     def _chance(self, share: float) -> bool:

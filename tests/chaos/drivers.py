@@ -47,7 +47,7 @@ CONNECT_SECONDS = 5
 
 
 def engine(url: str, pool: type[sa.Pool] = sa.NullPool) -> sa.Engine:
-    """An engine that keeps no connection, unless its ``pool`` does."""
+    """Return an engine that keeps no connection, unless its ``pool`` does."""
     timeout = {} if url.startswith("sqlite") else {"connect_timeout": CONNECT_SECONDS}
     return databases.engine(url, poolclass=pool, connect_args=timeout)
 
@@ -65,7 +65,7 @@ class Plain:
         self.connection = connection
 
     def begin(self) -> None:
-        """It begins by itself."""
+        """Do nothing: a transaction begins by itself."""
 
     def fetch(self, sql: str, *values: Any) -> list[Any]:
         cursor = self.connection.cursor()
@@ -126,7 +126,7 @@ class Sqlite(Plain):
         super().__init__(sqlite3.connect(path, isolation_level=None, timeout=60))
 
     def begin(self) -> None:
-        # As a writer from the start: whoever becomes one later finds that its snapshot is too old.
+        # As a writer from the start: a reader that becomes one later has too old a snapshot.
         self.connection.execute("BEGIN IMMEDIATE")
 
 
@@ -193,7 +193,7 @@ class Asyncpg:
 
     def close(self) -> None:
         self._connection.terminate()
-        # The end of the transport is told in the next turn.
+        # The end of the transport is noticed in the next turn.
         self._loop.run_until_complete(asyncio.sleep(0))
         self._loop.close()
 
@@ -209,5 +209,5 @@ _OPEN: dict[str, Callable[[str], Driver]] = {
 
 
 def connect(driver: str, url: str) -> Driver:
-    """A new connection; raises one of ``ERRORS`` where that fails."""
+    """Open a connection; raise one of ``ERRORS`` if that fails."""
     return _OPEN[driver](url)

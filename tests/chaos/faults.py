@@ -79,7 +79,7 @@ class Draw(NamedTuple):
 
 
 def draw(seed: int, events: int, means: Means) -> Draw:
-    """What this seed does with these means; the same every time."""
+    """Return what this seed does with these means; it is the same every time."""
     random = Random(seed)
     seconds = max(1.0, events / EVENTS_A_SECOND)
     relays = random.randint(2, 3)

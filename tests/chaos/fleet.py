@@ -1,4 +1,4 @@
-"""Relays in processes of their own, and what befalls them; whoever is killed is replaced.
+"""Relays in processes of their own, and their faults; one that is killed is replaced.
 
 Everybody's duplicates are bounded by what was in flight: whenever a relay comes to grief, the rows that it
 holds leases of are added to that bound.
@@ -24,7 +24,7 @@ import msgspec
 from relaybox import Outbox
 from relaybox.core import circuit
 from relaybox.relay import crashpoint, decide, lane
-from relaybox.sinks.http import sink as http
+from relaybox.sinks.http import status
 from tests.chaos import broken, workload
 from tests.chaos.nursery import Change, Nursery
 from tests.chaos.workload import Place, Rows
@@ -47,7 +47,7 @@ PATIENCE = 5.0
 LEASE, TIMEOUT = 2.5, 1.5
 BEYOND_A_LEASE = (2.7, 3.6)  # For how many seconds relays stand still
 BEGINS = 10.0
-"""Seconds in which a relay may find that there is no database, and end: whoever runs it starts it again."""
+"""Seconds in which a relay that finds no database may end: its supervisor starts it again."""
 HOPELESS = 20  # After so many relays that ended by themselves, no more are started
 
 
@@ -79,7 +79,7 @@ def main(plan: bytes) -> None:
 
 
 async def _run(outbox: Outbox) -> None:
-    # Whoever does not do what it should is asked what it waits for.
+    # To ask a relay that hangs what it waits for.
     asyncio.get_running_loop().add_signal_handler(signal.SIGUSR1, _tell)
     await outbox.relay(patience=PATIENCE).run()
 
@@ -94,7 +94,7 @@ def hasten() -> None:
     MEMBERSHIP["interval"] = SOON
     circuit.FIRST_PAUSE = 0.1
     circuit.LONGEST_PAUSE = decide.LONGEST_PAUSE = 0.5  # type: ignore[attr-defined]
-    decide.LONGEST_AFTER = http.LONGEST_RETRY_AFTER = 0.8
+    decide.LONGEST_AFTER = status.LONGEST_RETRY_AFTER = 0.8
     lane.PROBE_MARGIN = 0.5
 
 
@@ -168,18 +168,20 @@ class Fleet:
         return relay
 
     def kill(self, relay: Relay) -> None:
-        relay.held |= self._held(relay)
-        relay.killed = True
         os.kill(relay.pid, signal.SIGKILL)
+        relay.killed = True
+        # Afterwards: before it, the relay could still claim more.
+        relay.held |= self._held(relay)
 
     def stop(self, relay: Relay, seconds: float) -> None:
-        relay.held |= self._held(relay)
-        relay.stopped, relay.resumes = True, time.monotonic() + seconds
         os.kill(relay.pid, signal.SIGSTOP)
+        relay.stopped, relay.resumes = True, time.monotonic() + seconds
+        relay.held |= self._held(relay)
 
     def _resume(self, relay: Relay) -> None:
         relay.stopped = False
-        self.bound += len(relay.held)
+        # Again: a claim that was under way when it was stopped may have been carried out since.
+        self.bound += len(relay.held | self._held(relay))
         relay.held = set()
         os.kill(relay.pid, signal.SIGCONT)
 
@@ -189,7 +191,7 @@ class Fleet:
         os.kill(relay.pid, signal.SIGTERM)
 
     def look(self, changes: Iterable[Change]) -> None:
-        """Replace whoever ended, and resume whoever stood still for long enough."""
+        """Replace each relay that ended, and resume each that stood still for long enough."""
         for change in changes:
             if change.pid in self._relays:
                 self._changed(self._relays[change.pid], change)
@@ -211,7 +213,7 @@ class Fleet:
             self.happened["kill at crash point"] += 1
         asks_first = self.places[0].url.startswith("mysql")
         if asks_first and change.code == 1 and time.monotonic() - relay.began < BEGINS:
-            # On MariaDB it asks the server for its name, and ends where there is none.
+            # On MariaDB it asks the server for its name, and ends if there is no server.
             self.happened["could not begin"] += 1
         elif change.code not in _expected(relay):
             self.unexpected.append(f"a relay ended with {change.code}")
@@ -222,16 +224,16 @@ class Fleet:
             self.start()
 
     def _held(self, relay: Relay) -> set[Any]:
-        return self.rows.held(f"%:{relay.pid}:%")
+        return self.rows.held_until_taken_over(f"%:{relay.pid}:%")
 
     def spare(self) -> None:
-        """No more dooms for those that start from now on; whoever stands still goes on."""
+        """Spare relays that start from now on, and resume those that stand still."""
         self.dooms.clear()
         for relay in self._relays.values():
             relay.resumes = 0.0
 
     def dismiss(self, look: Callable[[], None], patience: float = 60.0) -> None:
-        """Everybody leaves; whoever does not is a finding."""
+        """Ask all relays to leave; one that does not is a finding."""
         for relay in self._relays.values():
             relay.replaced = False
             if not relay.leaving and not relay.killed:
@@ -285,7 +287,7 @@ class Emitters:
             if plan is None:
                 continue
             if pid in self._killed:
-                # Nobody knows how many it had; with all of them again there are enough.
+                # It is not known how many it had; with all of them again there are enough.
                 self.start(msgspec.structs.replace(plan, seed=plan.seed + 1_000_003, seconds=0.0))
             elif code != 0:
                 self.unexpected.append(f"an emitter ended with {code}: {last_line(self.log)}")

@@ -1,7 +1,7 @@
 """Processes by the dozen: a warm interpreter that forks whatever it is asked for.
 
-Forked, not started anew, so that a relay costs milliseconds; and forked from here, not from the process that
-directs them, whose threads and sockets they would inherit. Everybody dies with whoever started them.
+Forked, not started from scratch, so that a relay costs milliseconds. Forked from here, not from the process
+that directs them, whose threads and sockets they would inherit. They die with the process that started them.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Nursery:
             stdout=subprocess.PIPE,
             cwd=ROOT,
             env={**os.environ, **(environment or {})},
-            # Ctrl-C is for whoever directs; the others follow.
+            # Only the directing process handles Ctrl-C; the others follow.
             start_new_session=True,
         )
 
@@ -73,7 +73,7 @@ class Nursery:
         return self
 
     def __exit__(self, *_: object) -> None:
-        # With it ends everybody whom it forked.
+        # All processes that it forked end with it.
         self._process.kill()
         self._process.communicate()
 
@@ -110,7 +110,7 @@ def _fork(work: Any, asked: Asked) -> int:
     try:
         base.die_with_parent(me)
         _silence(asked.log)
-        # Whoever does not do what it should can be asked what it does instead.
+        # To ask a process that hangs what it does.
         faulthandler.register(signal.SIGUSR1, sys.stderr)
         work(bytes(asked.plan))
         code = 0
@@ -122,7 +122,7 @@ def _fork(work: Any, asked: Asked) -> int:
 
 
 def _silence(log: str) -> None:
-    """The pipes are the nursery's; what the process says goes to a file."""
+    """Write what the process says to a file: its pipes belong to the nursery."""
     nothing = os.open(os.devnull, os.O_RDONLY)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for source, target in ((nothing, 0), (file, 1), (file, 2)):

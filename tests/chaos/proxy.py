@@ -25,7 +25,7 @@ CONTROL_SECONDS = 60.0
 
 
 class Proxy:
-    """Listens on 127.0.0.1 at ``port`` and connects whoever comes with the target."""
+    """Listens on 127.0.0.1 at ``port`` and connects each client with the target."""
 
     def __init__(self, host: str, port: int) -> None:
         self.target = host, port
@@ -36,7 +36,7 @@ class Proxy:
         self._left = 0
         self._listener: socket.socket | None = None
         self._links: set[Link] = set()
-        # Holds the port while nobody listens: else the kernel might give it to another.
+        # Holds the port while there is no listener: otherwise the kernel might give it to another.
         self._place = _bound(0)
         self.port: int = self._place.getsockname()[1]
         self._loop = asyncio.new_event_loop()
@@ -57,7 +57,7 @@ class Proxy:
         self._place.close()
 
     def set(self, *, delay: float = 0.0, hole: bool = False, refuse: bool = False) -> None:
-        """How it is from now on: what is not named is as in good times.
+        """Set the faults from now on; those that are not named end.
 
         ``delay``: seconds that everything takes, each way. ``hole``: connections stay, and what is sent on
         them is lost; when it ends, those that lost something are reset, as by a router that has forgotten
@@ -84,11 +84,11 @@ class Proxy:
         self._do(change)
 
     def reset(self) -> int:
-        """RST on every open connection; how many there were."""
+        """Reset every open connection; return how many there were."""
         return self._await(self._reset(lambda link: True))
 
     def take_cut(self) -> When | None:
-        """Whether this COMMIT, of a link that asks, is to be cut, and how."""
+        """Return when to cut this COMMIT of a link, or None to let it pass."""
         if not self._left:
             return None
         self._left -= 1
@@ -96,7 +96,7 @@ class Proxy:
         return self._when
 
     def forked(self) -> None:
-        """In a child: the parent's connections end when the parent ends them, not when the child does."""
+        """Close a child's copies, so that connections end when the parent ends them."""
         for end in (self._place, self._listener, *(end for link in self._links for end in link.ends)):
             if end is not None and end.fileno() >= 0:
                 os.close(end.detach())
@@ -185,7 +185,7 @@ class Link:
     async def _pump(
         self, source: socket.socket, drain: socket.socket, pass_on: Callable[[bytes], bool]
     ) -> None:
-        # Read on while the first bytes are under way: a delay is no limit on how much is.
+        # Read on while the first bytes are under way: a delay does not limit how much is.
         chunks: asyncio.Queue[tuple[float, bytes]] = asyncio.Queue()
         async with asyncio.TaskGroup() as both:
             both.create_task(self._read(source, chunks))

@@ -94,7 +94,7 @@ def line(result: Result) -> str:
 
 
 def _again(result: Result) -> str:
-    """An index does not tell how often a document was written."""
+    """Return how often something was delivered again; a search index does not record that."""
     return "" if result.database in ENGINES else f" {result.duplicates} again (≤ {result.bound}),"
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
 from typing import Any
+from uuid import UUID
 
 import sqlalchemy as sa
 
 from relaybox import Event, Outbox
+from relaybox.testing.checker import Committed, Received, check
 from tests.integration.shop import Shop
 
 KEYS = 10
@@ -42,25 +44,22 @@ class Scene:
             return {payload["n"] for payload in connection.scalars(query)}
 
     def repeated(self, emitted: Iterable[int]) -> set[int]:
-        """What was delivered twice, where nothing is lost, left or out of order."""
+        """Return what was delivered twice; check that nothing is lost, left over or out of order."""
         assert self.shop.leases() == 0
         return repeated(self.taken, emitted, KEYS)
 
 
 def repeated(taken: list[int], emitted: Iterable[int], keys: int) -> set[int]:
-    """What came twice, where everything came, none more often, and the first of each in order of its key."""
-    counts = Counter(taken)
-    assert set(counts) == set(emitted)
-    assert max(counts.values()) <= 2
-    by_key: dict[int, list[int]] = defaultdict(list)
-    for n in counts:
-        by_key[n % keys].append(n)
-    assert all(numbers == sorted(numbers) for numbers in by_key.values())
-    return {n for n, count in counts.items() if count > 1}
+    """Return what came twice; check that all came, none came more often, and each key is in order."""
+    committed = [Committed("", UUID(int=n), str(n % keys), n) for n in sorted(emitted)]
+    received = [Received("", UUID(int=n)) for n in taken]
+    report = check(committed, received, in_flight={row[:2]: 1 for row in committed})
+    assert report.ok, str(report)
+    return {n for n, count in Counter(taken).items() if count > 1}
 
 
 def stored(engine: sa.Engine, outbox: Outbox) -> list[Any]:
-    """Every row in order, without the columns that not every database has."""
+    """Return every row in order, without the columns that not every database has."""
     event = outbox.tables.event
     columns = [column for column in event.c if not column.name.endswith("_destination")]
     with engine.connect() as connection:

@@ -96,7 +96,7 @@ def received(applied: Applied) -> Received:
 
 
 def payload_of(message: bytes) -> bytes:
-    """What an envelope carries, as the business row keeps it."""
+    """Return the payload of an envelope as the business row stores it."""
     body = msgspec.json.decode(message)
     payload = base64.b64decode(body["data_base64"]) if "data_base64" in body else body["data"]
     return written(payload).encode()
@@ -344,7 +344,7 @@ def run_schedule(
 
 
 def _first_after(moment: float, arrivals: list[float]) -> float:
-    """Seconds until the first arrival after it; not a number where nothing was left to arrive."""
+    """Return the seconds until the first arrival after it, or NaN if nothing was left to arrive."""
     return round(next((at - moment for at in arrivals if at > moment), math.nan), 2)
 
 

@@ -43,7 +43,7 @@ class Draw(NamedTuple):
 
 
 def draw(seed: int, subject: Subject, events: int) -> Draw:
-    """Few documents that change often or many that hardly do, and some of what can befall the engine."""
+    """Few documents that change often or many that hardly do, and some of the engine's faults."""
     random = Random(seed)
     documents = max(WRITERS, events // random.choice((100, 10, 2)))
     possible = kinds_of(subject)
@@ -145,7 +145,7 @@ def _wave(archive: Archive, plan: Draw, number: int, writers: ThreadPoolExecutor
 
 
 def _strikes(subject: Subject, random: Random) -> dict[str, Callable[[], None]]:
-    """What can befall the engine; each is over when it returns."""
+    """Return the faults of the engine; each is over when its function returns."""
     network, server = subject.network, subject.server
 
     def for_a_while(begin: Callable[[], object], end: Callable[[], object]) -> Callable[[], None]:

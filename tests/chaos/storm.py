@@ -39,7 +39,7 @@ class Scene:
     proxies: dict[str, Proxy]
     batch: int
     look: Callable[[], None]  # Notice who ended, and replace them
-    bound: int = 0  # How many deliveries may come again by what befell the database and the way to it
+    bound: int = 0  # How many deliveries may come again because of faults of the database or the network
     happened: Counter[str] = field(default_factory=Counter)
     unexpected: list[tuple[str, str]] = field(default_factory=list)
     """What the director found by itself, by kind and in words."""
@@ -62,10 +62,12 @@ class Storm:
             self.step()
 
     def step(self) -> None:
+        # After each act: what a dead relay held is seen only until its leases run out.
         self._scene.look()
-        while self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
+        if self._agenda and self._agenda[0][0] <= time.monotonic() - self._begun:
             heapq.heappop(self._agenda)[2]()
-        time.sleep(0.01)
+        else:
+            time.sleep(0.01)
 
     def heal(self) -> None:
         for proxy in self._scene.proxies.values():
@@ -108,8 +110,8 @@ class Storm:
     def _hit_relays(self, fault: Fault) -> None:
         fleet = self._scene.fleet
         if fault.kind == "crowd":
-            crowd = [fleet.start(replaced=False) for _ in range(int(fault.strength))]
-            self._in(fault.lasts, self._disperse, crowd)
+            for _ in range(int(fault.strength)):
+                self._in(fault.lasts, self._disperse, fleet.start(replaced=False))
             return
         if not fleet.busy:
             return
@@ -123,11 +125,10 @@ class Storm:
             case "stop relay":
                 fleet.stop(victim, fault.lasts)
 
-    def _disperse(self, crowd: list[Relay]) -> None:
+    def _disperse(self, relay: Relay) -> None:
         fleet = self._scene.fleet
-        for relay in crowd:
-            if relay in fleet.busy:
-                self._random.choice((fleet.kill, fleet.leave))(relay)
+        if relay in fleet.busy:
+            self._random.choice((fleet.kill, fleet.leave))(relay)
 
     def _misbehave(self, fault: Fault) -> None:
         mood = RECEIVER[fault.kind]
@@ -188,7 +189,7 @@ class Storm:
         self._in(fault.lasts, server.free)
 
     def _at_risk(self) -> int:
-        """What is leased; and between the look and the end a batch for each lane, if there is so much."""
+        """Return how many rows are leased, or may be when the fault ends: one more batch for each lane."""
         scene = self._scene
         held = len(scene.rows.held())
         return min(held + 2 * scene.batch * len(scene.fleet.busy), max(held, scene.rows.pending()))

@@ -1,4 +1,4 @@
-"""Short schedules with every broker, in which all that can befall it does, and a proof that they can fail."""
+"""Short schedules with every broker and all of its faults, and a proof that they can fail."""
 
 from __future__ import annotations
 

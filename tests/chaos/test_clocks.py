@@ -39,7 +39,7 @@ def soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[tuple[WallClock, str]]:
-    """A server that goes by a clock, for all tests that step it."""
+    """Run a server with a clock of its own, for all tests that step it."""
     with (
         available("libfaketime", faketime.clock()) as clock,
         available("PostgreSQL 18", postgres18.server(prefix=clock.prefix)) as url,
@@ -180,7 +180,7 @@ async def test_a_server_whose_clock_steps_back_holds_nothing_up_for_longer_than_
 
 
 async def claim_and_die(shop: Shop) -> int:
-    """What a relay leaves that died right after its claim: how many leases."""
+    """Claim rows and leave them leased, as a relay that dies right after its claim; return how many."""
     store = parts.open_store(shop.outbox.settings.database, shop.outbox.tables)
     claim = await store.claim(Want("on_order", "elsewhere", limit=3, lease=LEASE, ordered=True))
     await store.close()

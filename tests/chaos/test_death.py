@@ -60,7 +60,7 @@ def end_leases(url: str, outbox: Outbox) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 @ORDER
-async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_is_told_so(
+async def test_a_relay_that_stalls_beyond_its_lease_settles_nothing_and_learns_it(
     kind: str, ordered: bool, migrated_database: Callable[[str], str]
 ) -> None:
     url = migrated_database(kind)
@@ -142,7 +142,7 @@ async def test_a_key_goes_on_when_two_relays_settle_its_rows_at_the_same_moment(
 
 
 async def _two_holders_of_one_key(url: str, outbox: Outbox) -> tuple[Sequence[Delivery], Sequence[Delivery]]:
-    """A stalled relay holds rows 1 and 2, another took over 1; 3 and 4 are parked."""
+    """Give rows 1 and 2 to a stalled relay and then row 1 to another relay; rows 3 and 4 are parked."""
     store = open_store(url, outbox)
     stalled = await store.claim(Want(DESTINATION, "stalled", limit=2, lease=60, ordered=True))
     assert (await store.claim(Want(DESTINATION, "other", ordered=True))).parked == 2
@@ -158,7 +158,7 @@ def _settle(steps: StoreSteps, held: Sequence[Delivery]) -> Steps[Settled]:
 
 
 async def _transaction(url: str) -> Connection:
-    """A connection that waits a while for locks, and not for ever."""
+    """Open a connection that waits at most a minute for locks."""
     return await psycopg.AsyncConnection.connect(url, options="-c lock_timeout=60s")
 
 
@@ -180,7 +180,7 @@ async def _done_or_waiting(work: asyncio.Task[Any], connection: Connection, url:
 
 
 async def _finish(connection: Connection, steps: Steps[Any], answer: list[list[Any]]) -> None:
-    """What a settle still has to do after its first transaction, each time in a new one."""
+    """Do what a settle has left after its first transaction, each step in a new one."""
     with suppress(StopIteration):
         while True:
             await connection.commit()

@@ -1,4 +1,4 @@
-"""The database's disk is full for a while: callers are told, the relay waits, and it goes on by itself."""
+"""The database's disk is full for a while: callers get an error, the relay waits, then goes on by itself."""
 
 from __future__ import annotations
 
@@ -65,7 +65,9 @@ class Business(Scene):
     def __init__(self, url: str) -> None:
         super().__init__(url, lease="2s", timeout="2s")
         self.failed = 0
-        self._told: set[int] = set()  # The orders whose transaction was committed, as far as the caller knows
+        self._acknowledged: set[int] = (
+            set()
+        )  # The orders whose transaction was committed, as far as the caller knows
         with self.shop.engine.begin() as connection:
             connection.execute(sa.text("CREATE TABLE orders (n integer)"))
 
@@ -80,7 +82,7 @@ class Business(Scene):
             except sa.exc.OperationalError:
                 self.failed += 1
             else:
-                self._told.add(n)
+                self._acknowledged.add(n)
 
     def write_log(self) -> None:
         """Something that needs room in the server's log alone."""
@@ -89,11 +91,11 @@ class Business(Scene):
             connection.execute(message)
 
     def check(self) -> set[int]:
-        """What was delivered twice, where order and event stand and fall together, and none is lost."""
+        """Return what was delivered twice; check that each order has its event and none is lost."""
         emitted = self.numbers()
         with self.shop.engine.connect() as connection:
             assert emitted == set(connection.scalars(sa.text("SELECT n FROM orders")))
-        assert emitted >= self._told
+        assert emitted >= self._acknowledged
         assert self.shop.states() == {"delivered": len(emitted)}
         return self.repeated(emitted)
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import select
+import socket
 from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from tests.chaos import faults
+from tests.chaos import faults, receiver
 from tests.chaos.broker_schedule import Flight, Wait, Window, draw, excuses, waits
 from tests.chaos.checker import Answer, Change, Disorder, Row, prove
 from tests.chaos.faults import CLOCK, DATABASE, NETWORK, RECEIVER, RELAY, Means
 from tests.chaos.workload import BROKER, LOOSE, ORDERED
+from tests.waiting import await_for
 
 START = datetime(2026, 1, 1)
 
@@ -46,18 +49,18 @@ class Story:
         return self
 
     def settle(self, id_: str, status: str = "delivered", *, by: str | None = None, **other: Any) -> Story:
-        """The holder of a row, or ``by``, ends its lease."""
+        """End the lease of the row's holder, or of ``by``."""
         now = self._now[id_]
         owner, token = now.owner or "", now.token or ""
         connection = ord(by or owner)
         self._change(id_, connection=connection, status=status, token=None, leased_until=None, **other)
-        return self.told(owner, token, id_)
+        return self.answered(owner, token, id_)
 
     def wait(self, id_: str) -> Story:
-        """Its holder has it backing off until the ninth second."""
+        """Let the row back off until the ninth second."""
         return self.settle(id_, "pending", next_attempt_at=START + timedelta(seconds=9))
 
-    def told(self, owner: str, token: str, id_: str, *, lost: bool = False) -> Story:
+    def answered(self, owner: str, token: str, id_: str, *, lost: bool = False) -> Story:
         self._answers.append(Answer(owner, token, [id_], [id_] if lost else []))
         return self
 
@@ -82,7 +85,11 @@ STORIES = [
     ("", "one claim takes both", Story().claim("ab", "A", 1).settle("a").settle("b")),
     ("", "in whatever order they are written", Story().claim("ba", "A", 1).settle("b").settle("a")),
     ("", "in turn", Story().claim("a", "A", 1).settle("a").claim("b", "B", 2).settle("b")),
-    ("", "over", Story().claim("a", "A", 1).claim("a", "B", 12).told("A", "A1", "a", lost=True).settle("a")),
+    (
+        "",
+        "over",
+        Story().claim("a", "A", 1).claim("a", "B", 12).answered("A", "A1", "a", lost=True).settle("a"),
+    ),
     ("", "a zombie keeps what nobody took over", Story().claim("ab", "A", 1).claim("a", "B", 12).settle("b")),
     ("", "released", Story().claim("a", "A", 1).settle("a", "pending", attempts=0).claim("a", "B", 2)),
     ("claimed twice", "while leased", Story().claim("a", "A", 1).claim("a", "B", 2)),
@@ -90,7 +97,7 @@ STORIES = [
     ("changed after its end", "claimed", Story().claim("a", "A", 1).settle("a").claim("a", "B", 20)),
     ("settled by another", "late", Story().claim("a", "A", 1).claim("a", "B", 12).settle("a", by="A")),
     ("miscounted", "two attempts", Story().claim("a", "A", 1, attempts=2)),
-    ("untrue answer", "not lost", Story().claim("a", "A", 1).settle("a").told("A", "A1", "a", lost=True)),
+    ("untrue answer", "not lost", Story().claim("a", "A", 1).settle("a").answered("A", "A1", "a", lost=True)),
     ("out of turn", "the first is leased", Story().claim("a", "A", 1).claim("b", "B", 2)),
     ("out of turn", "the first is not claimed yet", Story().claim("b", "B", 1).claim("a", "A", 1)),
     ("out of turn", "the first was left behind", Story().claim("a", "A", 1).claim("b", "B", 12)),
@@ -186,3 +193,23 @@ def test_the_same_seed_draws_the_same_faults() -> None:
     assert {doom.point for one in draws for doom in one.dooms} >= {"claimed", "send", "answered", "settle"}
     assert sum(one.calm for one in draws) in range(5, 60)
     assert any(one.pooler for one in draws)
+
+
+REQUEST = b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n{}"
+
+
+@pytest.mark.parametrize("peer", ["reads the answer", "does not read the answer", "closes before the answer"])
+async def test_the_receiver_counts_the_answers_that_nobody_read(peer: str) -> None:
+    subject = receiver.Receiver(receiver.Plan("", [ORDERED], 0))
+    endpoint = subject.endpoints[ORDERED]
+    await endpoint.listen()
+    connection = socket.create_connection(("127.0.0.1", endpoint.port))
+    connection.sendall(REQUEST)
+    if peer != "closes before the answer":
+        await await_for(lambda: select.select([connection], [], [], 0)[0], "the answer arrives")
+    if peer == "reads the answer":
+        connection.recv(100)
+    connection.close()
+    await await_for(lambda: subject.applied and not endpoint.connections, "the connection ends")
+    endpoint.refuse()
+    assert subject.unanswered == (0 if peer == "reads the answer" else 1)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -27,9 +27,14 @@ from tests.waiting import await_for
 BOUNDS = "RELAYBOX_BOUNDS" in os.environ
 HOLDS = 25.0 if BOUNDS else 0.0  # Seconds for which rows are locked at least
 NEIGHBOUR_P99 = 1.0
+LOCK_WAIT = 2.0  # Seconds for which a statement waits for a lock
 CONNECTIONS = 6  # What ``Outbox.relay`` documents, with the one that it has for a moment
 OPTIONS: dict[str, Any] = {"poll_interval": "100ms", "lease": "30s"}
 EVENTS = 40
+PACE = 0.02
+"""Seconds between two events: the test measures how long they wait, not how many a machine can take."""
+KEYS = 1_000_000
+"""More than there are events, so that none waits for the locked row of its own key."""
 
 SESSIONS = {
     "postgresql": "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database()"
@@ -60,7 +65,7 @@ class Stage:
     def __init__(self, url: str) -> None:
         self.shop = Shop(url)
         self.taken: Counter[tuple[str, int]] = Counter()
-        self.late: list[float] = []
+        self.late: defaultdict[str, list[float]] = defaultdict(list)
         self.troubles = Troubles()
         self.begun: set[str] = set()
         self.go_on = asyncio.Event()
@@ -73,7 +78,7 @@ class Stage:
         async def take(event: Event) -> None:
             n = event.payload["n"]
             self.taken[name, n] += 1
-            self.late.append(time.time() - event.created_at.timestamp())
+            self.late[name].append(time.time() - event.created_at.timestamp())
             if (event_type, n) == ("order.paid", 0):
                 self.begun.add(name)
                 await self.go_on.wait()
@@ -132,8 +137,9 @@ async def test_rows_that_a_stranger_has_locked_hold_up_nothing_else(
             ends = time.monotonic() + HOLDS
             while n <= EVENTS or time.monotonic() < ends:
                 for event_type in ("order.paid", "order.sent"):
-                    await asyncio.to_thread(shop.emit, 1, first=n, keys=1000, event_type=event_type)
+                    await asyncio.to_thread(shop.emit, 1, first=n, keys=KEYS, event_type=event_type)
                 n += 1
+                await asyncio.sleep(PACE)
             for name, count in (("neighbour", n - 1), ("one", n - 1), ("two", n - 1)):
                 await await_for(
                     lambda name=name, count=count: stage.delivered(name) == count,  # type: ignore[misc]
@@ -144,15 +150,17 @@ async def test_rows_that_a_stranger_has_locked_hold_up_nothing_else(
             assert stage.delivered("one") == stage.delivered("two") == n - 1
         await await_for(lambda: "pending" not in shop.states(), "the rows that were locked")
     assert set(stage.taken.values()) == {1}, "nothing is sent twice: no lease has ended"
-    p99 = sorted(stage.late)[int(len(stage.late) * 0.99) - 1]
-    record_property("p99 beside locked rows", round(p99, 3))
+    p99 = {name: sorted(late)[int(len(late) * 0.99) - 1] for name, late in stage.late.items()}
+    record_property("p99 beside locked rows", {name: round(seconds, 3) for name, seconds in p99.items()})
     if BOUNDS:
-        assert p99 < NEIGHBOUR_P99
+        assert p99["neighbour"] < NEIGHBOUR_P99
+        # On MariaDB a settle that waits for a locked row holds the row of its destination.
+        assert max(p99.values()) < NEIGHBOUR_P99 + LOCK_WAIT
 
 
 @contextmanager
 def as_relay(url: str) -> Iterator[tuple[str, Callable[[], int]]]:
-    """The URL by which a relay's connections are known, and what counts them."""
+    """Return the URL by which a relay's connections are known, and what counts them."""
     made = sa.make_url(url)
     watcher = engine(url, poolclass=sa.StaticPool, isolation_level="AUTOCOMMIT")
     kind = made.get_backend_name()
@@ -193,9 +201,12 @@ async def test_a_table_that_a_stranger_has_locked_costs_no_connection(
             return stage.troubles.met["settle"] >= 2 and stage.troubles.met["claim"] >= 3
 
         async with shop.outbox.relay(observers=[stage.troubles]):
-            shop.emit(EVENTS, keys=1000)
-            shop.emit(EVENTS, keys=1000, event_type="order.sent")
+            shop.emit(EVENTS, keys=KEYS)
+            shop.emit(EVENTS, keys=KEYS, event_type="order.sent")
             await await_for(lambda: stage.begun == {"one", "two"}, "both are being sent")
+            # On MariaDB a claim that finds nothing due needs no lock.
+            soon = datetime.now(UTC) + timedelta(seconds=1)
+            shop.emit(EVENTS, keys=KEYS, first=EVENTS, event_type="order.sent", deliver_at=soon)
             async with stage.locked_table():
                 stage.go_on.set()
                 await await_for(

@@ -25,7 +25,7 @@ def server(request: pytest.FixtureRequest) -> Iterator[Cluster]:
 
 
 def stop_wal_writer(url: str) -> None:
-    """From now on nothing is written to disk but by a commit that waits for it: a crash forgets the rest."""
+    """Write nothing to disk but commits that wait for it, so that a crash forgets the rest."""
     with psycopg.connect(url) as connection:
         query = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'walwriter'"
         row = connection.execute(query).fetchone()

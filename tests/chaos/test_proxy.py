@@ -37,7 +37,7 @@ def pipelined_write(url: str, n: int) -> None:
 
 
 def prepared_write(url: str, n: int) -> None:
-    """The COMMIT was prepared before: all that is sent is its name."""
+    """Prepare the COMMIT beforehand, so that only its name is sent."""
     with psycopg.connect(url, autocommit=True) as connection:
         connection.prepare_threshold = 0
         for statement in ("BEGIN", INSERT.format(n), "COMMIT"):
@@ -113,7 +113,7 @@ def test_a_commit_is_cut_before_or_after_the_server_saw_it(
         assert target.proxy.cuts == 2
 
 
-def test_a_commit_in_a_payload_is_none(postgres: Target) -> None:
+def test_a_commit_in_a_payload_is_not_a_commit(postgres: Target) -> None:
     postgres.execute("CREATE TABLE said (words text)")
     postgres.proxy.cut_at_commit("before")
     with psycopg.connect(postgres.url, autocommit=True) as connection:
@@ -172,7 +172,7 @@ def test_a_delay_holds_each_way_for_all_that_is_under_way_and_not_longer_than_it
 
 
 def answered(connection: psycopg.Connection[Any]) -> bool:
-    """Whether all of the answer has come, and nothing is left to read."""
+    """True if the whole answer has come and nothing is left to read."""
     connection.pgconn.consume_input()
     while not connection.pgconn.is_busy():
         if connection.pgconn.get_result() is None:
@@ -207,7 +207,7 @@ def test_in_a_hole_connections_stay_and_nothing_passes(postgres: Target) -> None
         assert postgres.kept() == [2]
 
 
-def test_whoever_comes_is_refused_and_whoever_is_there_stays(postgres: Target) -> None:
+def test_new_connections_are_refused_and_open_ones_stay(postgres: Target) -> None:
     with psycopg.connect(postgres.url, autocommit=True) as connection:
         for _ in range(2):
             postgres.proxy.set(refuse=True)
@@ -257,7 +257,7 @@ def test_a_forked_child_does_not_keep_connections_open(postgres: Target) -> None
             os.waitpid(child, 0)
 
 
-def test_a_target_that_is_down_resets_whoever_comes() -> None:
+def test_new_connections_to_a_target_that_is_down_are_reset() -> None:
     with socket.socket() as taken, socket.socket() as raw:
         taken.bind(("127.0.0.1", 0))
         with Proxy("127.0.0.1", taken.getsockname()[1]) as proxy:

@@ -32,7 +32,7 @@ AFTER_DATABASE = 2.0
 AFTER_LEASE = 1.0
 """Seconds beyond the lease until everything that a killed relay held is delivered by another."""
 LEASE = 2.0
-JOINS = 8.0  # Seconds after which a relay that was started beside others works
+JOINS = 8.0  # Seconds after which a relay that joins others works
 
 
 class Stage:
@@ -72,7 +72,7 @@ class Stage:
             return {(row[0], row[1]) for row in connection.execute(query)}
 
     def joined(self, pid: int) -> bool:
-        """Whether a relay runs for long enough that the others know of it, and it has its share."""
+        """True if the relay has run for long enough that the others know it and it has its share."""
         relay = self.place.outbox().tables.relay.c
         query = sa.select(sa.func.now() - relay.started_at).where(relay.pid == pid)
         with engine(self.place.url).connect() as connection:

@@ -58,7 +58,7 @@ class Scene:
         return Plan(self._url, {"runner": sink}, {**OPTIONS, **own, **times}, death)
 
     def taken(self, path: str | None = None) -> list[int]:
-        """The numbers that arrived, at either path or at one."""
+        """Return the numbers that arrived, at both paths or at one."""
         return [arrival.n for arrival in self.runner.taken if path in (None, arrival.path.strip("/"))]
 
     async def under_way(self) -> None:
@@ -67,7 +67,7 @@ class Scene:
         )
 
     def in_flight(self) -> set[int]:
-        """What arrived and is not yet written down as delivered."""
+        """Return what arrived and is not yet recorded as delivered."""
         return set(self.taken()) - self.delivered()
 
     def delivered(self) -> set[int]:
@@ -81,7 +81,7 @@ class Scene:
             await await_for(lambda: self.shop.states() == {"delivered": EVENTS}, "all delivered by another")
 
     def check(self, in_flight: set[int]) -> None:
-        """Nothing is lost; duplicates are of what was in flight, once each; first deliveries are in order."""
+        """Check that nothing is lost, that only what was in flight came twice, and that the order is kept."""
         assert repeated(self.taken(), range(EVENTS), KEYS) <= in_flight
         assert {row[:2] for row in self.shop.rows()} == {("delivered", 1)}
         assert self.shop.leases() == 0
@@ -132,7 +132,7 @@ async def test_killed_when_requests_have_arrived_and_are_not_answered(scene: Sce
 
 
 async def test_killed_while_its_settle_is_under_way(scene: Scene) -> None:
-    """The rows are locked by somebody else, so that the statement is sent and its outcome open."""
+    """Lock the rows in another transaction, so that the statement is sent and its outcome open."""
     scene.runner.go_on.clear()
     with process(scene.plan("first")) as first, scene.shop.engine.connect() as locker:
         await await_for(scene.taken, "a request")
@@ -334,21 +334,21 @@ async def test_effects_are_there_exactly_once_while_deliveries_are_more(
 ) -> None:
     options = {**OPTIONS, "concurrency": 4, "batch_size": 10, "max_attempts": 100}
     plan = Plan(migrated_database(kind), {"books": handler}, options)
-    told = tmp_path / "told"
+    arrivals = tmp_path / "arrivals"
     shop = Shop(plan.database)
     shop.outbox = plan.outbox()
     with shop.engine.begin() as connection:
         connection.execute(sa.text("CREATE TABLE effect (n INTEGER)"))
     shop.emit(EVENTS, keys=EVENTS)
     deaths: tuple[Death, ...] = ("after acknowledgement", "after claim", "never", "never")
-    with told.open("ab") as file:
+    with arrivals.open("ab") as file:
         for number, death in enumerate(deaths, 1):
-            before = told.stat().st_size
+            before = arrivals.stat().st_size
             with process(msgspec.structs.replace(plan, death=death), stdout=file) as relay:
                 if death != "never":
                     assert await ended(relay) == -signal.SIGKILL
                 elif number < len(deaths):
-                    await await_for(lambda before=before: told.stat().st_size > before, "a delivery")
+                    await await_for(lambda before=before: arrivals.stat().st_size > before, "a delivery")
                 else:
                     # Suspects are delivered one after the other: on MariaDB that takes about a minute.
                     await await_for(
@@ -357,7 +357,7 @@ async def test_effects_are_there_exactly_once_while_deliveries_are_more(
             end_leases(shop)
     with shop.engine.connect() as connection:
         effects = Counter(connection.scalars(sa.text("SELECT n FROM effect")))
-    deliveries = [int(line) for line in told.read_text().splitlines()]
+    deliveries = [int(line) for line in arrivals.read_text().splitlines()]
     assert effects == Counter(range(EVENTS))
     assert len(deliveries) > EVENTS
     assert set(deliveries) == set(range(EVENTS))

@@ -46,6 +46,29 @@ business = sa.Table(
     mysql_charset="utf8mb4",
 )
 
+taken_over = sa.Table(
+    "chaos_taken_over",
+    metadata,
+    sa.Column("id", sa.Uuid, nullable=False),
+    sa.Column("owner", sa.String(200), nullable=False),
+)
+"""Rows that were claimed again before they were settled, and who held them until then."""
+
+TAKE_OVER = (
+    "INSERT INTO chaos_taken_over SELECT old.id, old.lease_owner{dual} WHERE old.lease_token IS NOT NULL"
+    " AND new.lease_token IS NOT NULL AND old.lease_token <> new.lease_token"
+)
+ON_UPDATE = "CREATE TRIGGER chaos_taken_over AFTER UPDATE ON outbox_event FOR EACH ROW "
+WITNESSES = {
+    "postgresql": (
+        "CREATE FUNCTION chaos_taken_over() RETURNS trigger LANGUAGE plpgsql AS"
+        f" $$ BEGIN {TAKE_OVER.format(dual='')}; RETURN NULL; END $$",
+        ON_UPDATE + "EXECUTE FUNCTION chaos_taken_over()",
+    ),
+    "mysql": (ON_UPDATE + TAKE_OVER.format(dual=" FROM dual"),),
+    "sqlite": (ON_UPDATE + f"BEGIN {TAKE_OVER.format(dual='')}; END",),
+}
+
 INCREMENT = "UPDATE shop_counter SET n = n + 1 WHERE name = ?"
 INCREMENT_AND_READ = f"{INCREMENT} RETURNING n"
 READ = "SELECT n FROM shop_counter WHERE name = ?"
@@ -53,7 +76,7 @@ WRITE = "INSERT INTO shop_order (name, n, event_id, payload) VALUES (?, ?, ?, ?)
 
 
 class Place(msgspec.Struct, frozen=True):
-    """The outbox that everybody has: where its database is and how its destinations are set."""
+    """The outbox that all processes use: where its database is and how its destinations are set."""
 
     url: str
     ports: dict[str, int]
@@ -109,15 +132,17 @@ def create(url: str) -> None:
     with engine(url).begin() as connection:
         metadata.create_all(connection)
         connection.execute(counter.insert(), [{"name": name, "n": 0} for name in NAMES])
+        for statement in WITNESSES[sa.make_url(url).get_backend_name()]:
+            connection.exec_driver_sql(statement)
 
 
 def event_type(n: int) -> str:
-    """The type of the n-th event of a key, by which it is routed."""
+    """Return the type of the n-th event of a key, by which it is routed."""
     return "order.quiet" if n % LOUD else "order.loud"
 
 
 def written(payload: Any) -> str:
-    """A payload as the business row keeps it: JSON in one notation, or bytes as base64."""
+    """Return a payload as the business row stores it: JSON in one notation, or bytes as base64."""
     if isinstance(payload, bytes):
         return "base64:" + base64.b64encode(payload).decode()
     return msgspec.json.encode(payload, order="deterministic").decode()
@@ -129,7 +154,7 @@ class Emitter:
         self._outbox = plan.place.outbox()
         self._random = random.Random(plan.seed)
         self._db: Driver | None = None
-        # SQLite's lock goes to whoever looks first: who writes without a pause leaves it to nobody.
+        # SQLite's lock goes to the first that looks: one that never pauses keeps it from all others.
         self._rest = 0.002 if plan.driver == "sqlite3" else 0.0
 
     def run(self) -> None:
@@ -147,7 +172,7 @@ class Emitter:
                 time.sleep(max(ahead, self._rest))
 
     def _try(self) -> int:
-        """One transaction; how many events it is known to have committed. Trouble costs the connection."""
+        """Try one transaction; return how many events it surely committed. Trouble costs the connection."""
         try:
             if self._db is None:
                 self._db = connect(self._plan.driver, self._plan.place.url)
@@ -209,7 +234,7 @@ class Rows:
         self._event = place.outbox().tables.event
 
     def held(self, owner: str = "%") -> set[Any]:
-        """The rows that are leased by an owner whose name is like this.
+        """Return the rows that are leased by an owner whose name matches.
 
         None while the database is away: what was leased when it went was counted then, and nothing is
         claimed meanwhile.
@@ -220,6 +245,13 @@ class Rows:
             return set(self._all(query, 0))
         except ERRORS:
             return set()
+
+    def held_until_taken_over(self, owner: str) -> set[Any]:
+        """Those, and the rows that others have taken over from the owner, however late this is asked."""
+        with suppress(*ERRORS):
+            query = sa.select(taken_over.c.id).where(taken_over.c.owner.like(owner))
+            return self.held(owner) | set(self._all(query, 0))
+        return set()
 
     def pending(self) -> int:
         query = sa.select(sa.func.count()).where(self._event.c.status == "pending")

@@ -40,7 +40,7 @@ def server(started: Server) -> Iterator[Server]:
 
 @asynccontextmanager
 async def opened(server: Server, **given: Any) -> AsyncIterator[Place]:
-    """An engine for the server, and an index of its own, which is not there yet."""
+    """Open an engine for the server, and name an index of its own that does not exist yet."""
     engine = open_engine(destination(server, **given))
     try:
         yield Place(engine, f"documents-{uuid4().hex[:8]}")
@@ -179,7 +179,7 @@ async def test_half_done(place: Place, server: Server) -> None:
         (400, "indexName is not valid"),
     ],
 )
-async def test_trouble_of_the_application_is_no_events_fault(
+async def test_trouble_of_the_application_is_not_blamed_on_an_event(
     place: Place, server: Server, status: int, message: str
 ) -> None:
     server.faults(status=status, message=message, times=2, path="/batch")
@@ -208,7 +208,7 @@ async def test_deletes_do_not_wait_for_the_room_that_they_make(place: Place, ser
     assert await place.ids() == ["2"]
 
 
-async def test_a_wrong_key_is_told_and_not_shown(server: Server) -> None:
+async def test_a_wrong_key_is_reported_and_not_shown(server: Server) -> None:
     async with opened(server, auth="verysecret") as wrong:
         said = await wrong.refused(indexed("1"))
         assert "Invalid Application-ID or API key" in said
@@ -358,7 +358,7 @@ async def test_create_marks_an_index_and_takes_over_settings(place: Place) -> No
     assert await place.count() == 1
 
 
-async def test_an_index_deleted_and_made_anew_is_told_apart(place: Place) -> None:
+async def test_an_index_that_was_deleted_and_made_again_is_recognised(place: Place) -> None:
     await place.engine.create(place.index)
     first = await place.present(place.index)
     await place.write([indexed("1")])
@@ -456,6 +456,8 @@ def test_the_hosts_of_an_application() -> None:
         ("algolia://APP/x", None, {}, "auth"),
     ],
 )
-def test_a_wrong_setting_is_told(sink: str, auth: str | None, options: dict[str, Any], message: str) -> None:
+def test_a_wrong_setting_is_reported(
+    sink: str, auth: str | None, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         open_engine(Destination("search", sink, auth=auth, options=options))

@@ -201,7 +201,7 @@ class ScriptedRedis(RedisSink):
         if self._script._awaited & troubles.keys():
             await self._script._arrived.wait()
         answers = await super().deliver(deliveries)
-        # A connection that breaks takes the whole batch with it, of which this is the one that is told.
+        # A connection that breaks takes the whole batch with it; this answer is the one that reports it.
         return [
             Unavailable("gone") if troubles[each.event_id] == "crash" else answer
             for each, answer in zip(deliveries, answers, strict=True)

@@ -39,7 +39,7 @@ def started() -> Iterator[Server]:
 
 @pytest.fixture
 def server(started: Server) -> Iterator[Server]:
-    """One that takes faults."""
+    """Run a server that takes faults."""
     if not started.imitated:
         pytest.skip("MEILISEARCH_URL names a real server, which takes no faults")
     yield started
@@ -63,7 +63,7 @@ async def place(engine: MeilisearchEngine) -> Place:
 async def opened(
     server: Server, *, within: str = "10s", auth: str | None = "", **options: Any
 ) -> AsyncIterator[MeilisearchEngine]:
-    """An engine for the server, with its key unless ``auth`` says otherwise."""
+    """Open an engine for the server, with its key unless ``auth`` says otherwise."""
     url, key = destination_url(server, "documents"), server.key if auth == "" else auth
     engine = MeilisearchEngine(Destination("search", url, auth=key, timeout=within, options=options))
     try:
@@ -140,7 +140,7 @@ async def test_a_bad_document_that_is_not_named_is_found(place: Place) -> None:
     assert await place.count() == 19
 
 
-async def test_what_is_no_json_is_rejected(place: Place) -> None:
+async def test_a_document_that_is_not_json_is_rejected(place: Place) -> None:
     assert await place.kinds([put("a", value=object()), put("b")]) == [Reject, Delivered]
 
 
@@ -295,7 +295,7 @@ async def test_a_closed_engine_lets_go_of_those_who_wait(server: Server, place: 
     assert isinstance(answer, Retry | Unavailable)
 
 
-async def test_what_a_server_asks_to_wait_is_told(server: Server, place: Place) -> None:
+async def test_the_wait_that_a_server_asks_for_is_reported(server: Server, place: Place) -> None:
     for status, kind in ((429, Throttled), (503, Unavailable)):
         server.fault(requests=({"status": status, "after": 7, "count": 1, "on": "POST"},))
         [answer] = await place.write([put("a")])
@@ -324,7 +324,7 @@ async def test_a_lost_answer_is_unavailable(server: Server, place: Place, when: 
 
 
 @pytest.mark.parametrize("key", ["another-key", None])
-async def test_a_wrong_key_is_told_and_not_shown(server: Server, place: Place, key: str | None) -> None:
+async def test_a_wrong_key_is_reported_and_not_shown(server: Server, place: Place, key: str | None) -> None:
     async with opened(server, auth=key) as engine:
         said = await Place(engine, place.index).refused(put("a"))
         assert "auth" in said
@@ -396,7 +396,7 @@ async def test_an_index_may_be_made_where_that_is_wanted(started: Server) -> Non
         assert list(await place.present()) == [place.index]
 
 
-async def test_another_primary_key_is_no_documents_fault(started: Server, place: Place) -> None:
+async def test_another_primary_key_is_not_blamed_on_a_document(started: Server, place: Place) -> None:
     async with opened(started, id_field="sku") as engine:
         said = await Place(engine, place.index).refused(Change("a", {"sku": "a"}, 1))
     assert "is 'id', not 'sku': set id_field" in said
@@ -471,8 +471,8 @@ async def test_an_embedders_key_is_not_copied(place: Place, monkeypatch: pytest.
     asking = place.engine._json
 
     async def with_embedder(method: str, path: str, *more: Any, **named: Any) -> Any:
-        told = await asking(method, path, *more, **named)
-        return {**told, "embedders": {"ai": {"apiKey": "XXX..."}}} if path.endswith("/settings") else told
+        answer = await asking(method, path, *more, **named)
+        return {**answer, "embedders": {"ai": {"apiKey": "XXX..."}}} if path.endswith("/settings") else answer
 
     monkeypatch.setattr(place.engine, "_json", with_embedder)
     with pytest.raises(Unavailable, match="embedder 'ai' has an apiKey"):

@@ -87,7 +87,7 @@ async def engine(opensearch_url: str) -> AsyncIterator[OpenSearchEngine]:
 
 @pytest.fixture
 def blank(engine: OpenSearchEngine, api: Api) -> Iterator[Place]:
-    """An index that does not exist yet; what a test made of it is deleted."""
+    """Name an index that does not exist yet; delete what the test made of it."""
     place = Place(engine, f"documents{uuid4().hex}")
     yield place
     for concrete in api("GET", f"/{place.index}*?expand_wildcards=all"):
@@ -96,7 +96,7 @@ def blank(engine: OpenSearchEngine, api: Api) -> Iterator[Place]:
 
 @pytest.fixture
 def strict(api: Api, blank: Place) -> Place:
-    """An index that somebody made, of that very name."""
+    """Create an index with exactly this name."""
     api("PUT", f"/{blank.index}", STRICT)
     return blank
 

@@ -27,7 +27,7 @@ ANSWERS: dict[Trouble, Answer] = {
 
 
 class Engine(Double):
-    """Answers to each document as the harness was told."""
+    """Answers to each document as the harness says."""
 
     def __init__(self) -> None:
         super().__init__("order")

@@ -35,7 +35,7 @@ STATUS: dict[Trouble, int] = {"retry": 500, "reject": 422, "unavailable": 503}
 
 
 class Script:
-    """A destination that does as it is told. ``together`` is a barrier, of tasks or of threads."""
+    """A destination that answers as requested. ``together`` is a barrier, of tasks or of threads."""
 
     sink: Sink
 
@@ -197,7 +197,7 @@ class TestMemory(SinkContract):
 
 
 class Reported(Regardless):
-    """A ``Progress`` that keeps what it was told."""
+    """A ``Progress`` that records its calls."""
 
     def __init__(self) -> None:
         self.answers: list[tuple[UUID, Answer]] = []
@@ -238,7 +238,7 @@ async def test_a_line_on_the_console_is_one_line_of_bounded_width() -> None:
     assert len(wild) == 201
 
 
-async def test_a_memory_fails_as_often_as_it_is_told() -> None:
+async def test_a_memory_sink_fails_as_often_as_requested() -> None:
     sink = MemorySink()
     sink.fail_next(Retry("later"), times=2)
     sink.fail_next(Reject("never"))

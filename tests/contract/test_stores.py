@@ -43,7 +43,7 @@ def rows(dialect: Dialect, destination: str, *, payload: Any = None, delay: floa
 
 
 class SqlHarness:
-    """Looks at a database from beside the store."""
+    """A direct view of a database, without the store."""
 
     def __init__(self, engine: sa.Engine, emitter: sa.Engine, tables: Tables, store: Store) -> None:
         self.store = store

@@ -22,27 +22,27 @@ RULES = DEPLOY / "prometheus" / "rules.yml"
 
 
 def rules() -> list[dict[str, Any]]:
-    """Every rule."""
+    """Return every rule."""
     return [rule for group in yaml.safe_load(RULES.read_text())["groups"] for rule in group["rules"]]
 
 
 def alerts() -> list[dict[str, Any]]:
-    """The rules that are alerts."""
+    """Return the rules that are alerts."""
     return [rule for rule in rules() if "alert" in rule]
 
 
 def dashboard() -> dict[str, Any]:
-    """The dashboard of Grafana."""
+    """Return the dashboard of Grafana."""
     return json.loads((DEPLOY / "grafana" / "relaybox.json").read_text())  # type: ignore[no-any-return]
 
 
 def panels() -> list[dict[str, Any]]:
-    """Its panels, without the headings."""
+    """Return its panels, without the headings."""
     return [panel for panel in dashboard()["panels"] if panel["type"] != "row"]
 
 
 def manifests() -> dict[str, list[dict[str, Any]]]:
-    """The documents of each Kubernetes manifest."""
+    """Return the documents of each Kubernetes manifest."""
     files = sorted((DEPLOY / "kubernetes").glob("*.yaml"))
     return {file.name: list(yaml.safe_load_all(file.read_text())) for file in files}
 

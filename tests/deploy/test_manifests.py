@@ -32,7 +32,7 @@ PATIENCE = 30.0
 
 
 def workloads() -> dict[str, dict[str, Any]]:
-    """The pod of each Kubernetes workload, by its name."""
+    """Return the pod of each Kubernetes workload, by its name."""
     return {
         document["metadata"]["name"]: document["spec"]["template"]["spec"]
         for documents in manifests().values()
@@ -47,7 +47,7 @@ def config_map() -> dict[str, Any]:
 
 
 def referred(toml: str) -> set[str]:
-    """The variables that settings name."""
+    """Return the variables that settings name."""
     return set(re.findall(r'"env:(\w+)"', toml))
 
 
@@ -105,7 +105,7 @@ def run(*command: object, **options: Any) -> subprocess.CompletedProcess[str]:
 
 
 def relaybox(directory: Path, *words: str, **variables: str) -> str:
-    """What the command prints with the settings of the pack."""
+    """Return what the command prints with the settings of the pack."""
     environment = {name: value for name, value in os.environ.items() if name not in ENVIRONMENT}
     environment |= {"RELAYBOX_CONFIG": str(SETTINGS), **variables}
     done = run(sys.executable, "-m", "relaybox", *words, env=environment, cwd=directory)
@@ -219,8 +219,8 @@ def test_systemd_takes_a_unit_and_finds_it_little_exposed(path: Path, tmp_path: 
     copy = tmp_path / path.name
     copy.write_text(text)
     done = run("systemd-analyze", "verify", copy)
-    told = [line for line in done.stderr.splitlines() if path.name in line]
-    assert (done.returncode, told) == (0, []), done
+    complaints = [line for line in done.stderr.splitlines() if path.name in line]
+    assert (done.returncode, complaints) == (0, []), done
     judged = run("systemd-analyze", "security", "--offline=yes", "--threshold=25", copy)
     assert judged.returncode == 0, judged
 

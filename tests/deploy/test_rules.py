@@ -37,14 +37,14 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def promtool() -> Iterator[str]:
-    """The path of Prometheus's own tool."""
+    """Return the path of Prometheus's own tool."""
     with available("Prometheus", prometheus.promtool()) as path:
         yield path
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The directory, to change something in."""
+    """Return a copy of the directory, for changes."""
     return Path(shutil.copytree(PROMETHEUS, tmp_path / "prometheus"))
 
 

@@ -87,12 +87,12 @@ class Prometheus:
         self._url = url
 
     def query(self, expression: str) -> list[dict[str, Any]]:
-        """The samples that an expression comes to now."""
+        """Return the samples of an expression now."""
         found: list[dict[str, Any]] = self._get("query", query=expression)["result"]
         return found
 
     def firing(self) -> set[tuple[str, str, str]]:
-        """The name, the severity and the destination of each alert that fires."""
+        """Return the name, the severity and the destination of each alert that fires."""
         return {
             (labels["alertname"], labels["severity"], labels.get("destination", ""))
             for alert in self._get("alerts")["alerts"]
@@ -100,7 +100,7 @@ class Prometheus:
         }
 
     def targets(self) -> list[str]:
-        """How each target is."""
+        """Return the health of each target."""
         return [target["health"] for target in self._get("targets")["activeTargets"]]
 
     def _get(self, what: str, **parameters: str) -> Any:
@@ -131,11 +131,11 @@ class Scene:
         wait_for(look, lambda: str(what()), seconds=120)
 
     def logs(self) -> str:
-        """The end of what the two processes have to say."""
+        """Return the end of the two processes' logs."""
         return "\n".join(project.read("log")[-2_000:] for project in (self._relay, self._web))
 
     def hide(self, table: str) -> None:
-        """A database that does not answer."""
+        """Rename the table, so that the database does not answer."""
         with self.shop.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {table} RENAME TO elsewhere")
 
@@ -182,7 +182,7 @@ def scene(migrated_database: Callable[[str], str], tmp_path: Path) -> Iterator[S
 
 
 def configuration(*ports: int) -> str:
-    """The example, at work here."""
+    """Return the example configuration, changed so that it works here."""
     example = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
     example["global"] = {"scrape_interval": "1s", "evaluation_interval": "1s"}
     for job, port in zip(example["scrape_configs"], ports, strict=True):
@@ -193,7 +193,7 @@ def configuration(*ports: int) -> str:
 
 
 def hasty_rules() -> str:
-    """The rules with seconds instead of minutes, and otherwise as they are."""
+    """Return the rules with seconds instead of minutes, and otherwise as they are."""
     text = re.sub(r"\[\dm\]", SOON["window"], RULES.read_text())
     text = text.replace("> 120", "> 7")
     text = re.sub(r"\bfor: \d+m", f"for: {SOON['for']}", text)
@@ -201,7 +201,7 @@ def hasty_rules() -> str:
 
 
 def queries() -> list[str]:
-    """Every query of the dashboard, everything chosen."""
+    """Return every query of the dashboard, with everything chosen."""
     shown = [target["expr"] for panel in panels() for target in panel["targets"]]
     for variable, value in VARIABLES.items():
         shown = [expression.replace(variable, value) for expression in shown]
@@ -213,7 +213,7 @@ def numbers(samples: list[dict[str, Any]]) -> list[float]:
 
 
 def fill_the_dead(scene: Scene) -> None:
-    """A backlog for a destination that is not there, twenty minutes old."""
+    """Add a backlog, twenty minutes old, for a destination that does not exist."""
     scene.shop.emit(BACKLOG, keys=BACKLOG, event_type="bulk.sent")
     event = scene.shop.outbox.tables.event
     old = sa.func.now() - sa.text("interval '20 minutes'")
@@ -245,7 +245,7 @@ def test_every_query_of_the_dashboard_has_data_and_every_alert_fires(scene: Scen
 
 
 def wrong_values(server: Prometheus) -> list[str]:
-    """What the two processes do not both say as it is; each may be some seconds behind."""
+    """Return the metrics that are not in these limits in both processes; each may be seconds behind."""
     limits = {
         # Beyond 10,000 it is counted once a minute.
         'outbox_pending_messages{destination="dead"}': (10_001, BACKLOG),

@@ -61,7 +61,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def is_controller(config: pytest.Config) -> bool:
-    """Whether this process leaves the tests to the workers of xdist."""
+    """True if this process leaves the tests to the workers of xdist."""
     return bool(getattr(config.option, "numprocesses", None)) and not hasattr(config, "workerinput")
 
 
@@ -112,13 +112,13 @@ def parameters(item: pytest.Item) -> dict[str, Any]:
 
 @pytest.fixture(params=ALIASES)
 def using(request: pytest.FixtureRequest) -> str:
-    """An alias of ``settings.DATABASES``, one after the other."""
+    """Return an alias of ``settings.DATABASES``, one after the other."""
     return str(request.param)
 
 
 @pytest.fixture(scope="session")
 def session_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str], str]]:
-    """Like fresh_database, for all tests."""
+    """Return a fresh database for all tests."""
     with databases(request, fresh.database, sqlite.server) as create:
         yield create
 
@@ -127,7 +127,7 @@ def session_database(request: pytest.FixtureRequest) -> Iterator[Callable[[str],
 def live(
     request: pytest.FixtureRequest, session_database: Callable[[str], str], django_db_blocker: Any
 ) -> Iterator[Live]:
-    """A database for this process and others, in which every commit is real; emptied for the next test."""
+    """Yield a database for several processes, with real commits; empty it for the next test."""
     from django.core.management import call_command
     from django.db import connections
 
@@ -147,7 +147,7 @@ def live(
 
 
 def is_alone(connection: Any) -> bool:
-    """Whether nobody else is connected: a server ends the statement of a process that was killed."""
+    """True if nobody else is connected: a server first ends the statement of a killed process."""
     others = {
         "postgresql": "FROM pg_stat_activity WHERE datname = current_database()"
         " AND backend_type = 'client backend' AND pid <> pg_backend_pid()",
@@ -161,7 +161,7 @@ def is_alone(connection: Any) -> bool:
 
 @pytest.fixture
 def broker(redis_url: str) -> str:
-    """The URL of a broker without messages."""
+    """Return the URL of a broker without messages."""
     with redis.Redis.from_url(redis_url) as client:
         client.flushdb()
     return redis_url
@@ -169,7 +169,7 @@ def broker(redis_url: str) -> str:
 
 @pytest.fixture
 def received() -> Iterator[list[Any]]:
-    """The events that the shop's handler of ``order.placed`` got in this process, during this test."""
+    """Return the events that the shop's handler of ``order.placed`` gets in this process during this test."""
     from tests.django.shop.outbox_handlers import received
 
     received.clear()
@@ -189,7 +189,7 @@ def tidy() -> Iterator[None]:
 
 @pytest.fixture
 def quiet() -> Iterator[None]:
-    """Nobody is told of what commits."""
+    """Send no wakes for commits."""
     from django.conf import settings
     from django.test import override_settings
 
@@ -231,13 +231,13 @@ def pointed(alias: str, name: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def postgres18_url() -> str:
-    """The server that ``default`` is on."""
+    """Return the server that ``default`` is on."""
     return server_of("default")
 
 
 @pytest.fixture(scope="session")
 def mariadb_url() -> str:
-    """The server that ``mariadb`` is on."""
+    """Return the server that ``mariadb`` is on."""
     return server_of("mariadb")
 
 

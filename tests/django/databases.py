@@ -22,14 +22,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 def databases(environment: Mapping[str, str]) -> dict[str, dict[str, Any]]:
-    """What the variable spells out as JSON, alias by alias; an alias that it leaves out does not exist."""
+    """Return what the variable holds as JSON, alias by alias; an alias that it leaves out does not exist."""
     urls = json.loads(environment.get(VARIABLE, "{}"))
     # Django insists on the alias default, which may stand for no database.
     return {"default": {}, **{alias: database(url) for alias, url in urls.items()}}
 
 
 def database(url: str) -> dict[str, Any]:
-    """The settings of the database at the URL."""
+    """Return the settings of the database at the URL."""
     parts = urlsplit(url)
     settings = {
         "ENGINE": ENGINES[parts.scheme],

@@ -45,7 +45,7 @@ def open_shop(settings: Any, monkeypatch: Any) -> None:
 
 
 def everything_in(alias: str) -> SimpleNamespace:
-    """A router that keeps every model in one database."""
+    """Return a router that keeps every model in one database."""
 
     def there(model: Any, **hints: Any) -> str:
         return alias
@@ -70,32 +70,32 @@ def change(row: OutboxEvent, **values: Any) -> OutboxEvent:
 
 
 def failed(row: OutboxEvent, error: str = REFUSED, attempts: int = 5) -> OutboxEvent:
-    """It is given up by its relay."""
+    """Let the relay give the event up."""
     tried(row, error, attempts)
     return change(row, status="failed", next_attempt_at=None)
 
 
 def delivered(row: OutboxEvent) -> OutboxEvent:
-    """It arrived."""
+    """Mark the event as delivered."""
     now = datetime.now(UTC)
     times = {"next_attempt_at": None, "last_attempt_at": now, "delivered_at": now}
     return change(row, status="delivered", attempts=1, **times)
 
 
 def sending(row: OutboxEvent) -> OutboxEvent:
-    """A relay has it."""
+    """Lease the event to a relay."""
     lease = {"leased_until": datetime.now(UTC) + 60 * MINUTE, "lease_token": uuid4()}
     return change(row, attempts=1, last_attempt_at=None, lease_owner="relay-7f9c", **lease)
 
 
 def backing_off(row: OutboxEvent, error: str = TIMEOUT, attempts: int = 2) -> OutboxEvent:
-    """It failed and is tried again later."""
+    """Let the event fail and wait for its next attempt."""
     tried(row, error, attempts)
     return change(row, next_attempt_at=datetime.now(UTC) + 4 * MINUTE)
 
 
 def parked(row: OutboxEvent) -> OutboxEvent:
-    """It waits behind another of its key."""
+    """Let the event wait behind another of its key."""
     return change(row, next_attempt_at=None)
 
 
@@ -104,7 +104,7 @@ def tried(row: OutboxEvent, error: str, attempts: int) -> None:
     connection = connections[row._state.db]
     dialect = dialect_of(connection)
     now = datetime.now(UTC)
-    statements = get_statements(dialect).others(Texts({"record": RECORD}))
+    statements = get_statements(connection).others(Texts({"record": RECORD}))
     for attempt in range(row.attempts + 1, attempts + 1):
         at = dialect.to_time(now - (attempts - attempt) * 4 * MINUTE)
         query = statements("record", id=dialect.to_uuid(row.pk), attempt=attempt, at=at, error=error)

@@ -28,27 +28,27 @@ def place(using: str = "default", number: int = 1, event_type: str = "order.plac
 
 
 def events(using: str = "default") -> Any:
-    """The rows of the outbox, oldest first."""
+    """Return the rows of the outbox, oldest first."""
     return OutboxEvent.objects.using(using).order_by("position")
 
 
 def statuses(using: str = "default") -> list[str]:
-    """The status of each row, oldest first."""
+    """Return the status of each row, oldest first."""
     return list(events(using).values_list("status", flat=True))
 
 
 def orders(using: str = "default") -> Any:
-    """The orders of the shop."""
+    """Return the orders of the shop."""
     return Order.objects.using(using)
 
 
 def totals(using: str = "default") -> list[int]:
-    """The total of each order."""
+    """Return the total of each order."""
     return list(orders(using).values_list("total", flat=True))
 
 
 def command(*arguments: str, **options: Any) -> str:
-    """What ``manage.py outbox`` prints."""
+    """Return what ``manage.py outbox`` prints."""
     stdout = StringIO()
     call_command("outbox", *arguments, stdout=stdout, **options)
     return stdout.getvalue()
@@ -67,7 +67,7 @@ def eager(*, propagates: bool = False) -> Iterator[None]:
 
 @contextmanager
 def handled_by(function: Callable[..., Any], name: str = "memory") -> Iterator[None]:
-    """The function takes what goes to this handler of the shop."""
+    """Replace this handler of the shop with the function."""
     before = registered[name]
     registered[name] = before._replace(function=function)
     forget()

@@ -37,7 +37,7 @@ def client(using: str) -> Client:
 
 
 def log_in(using: str, *permissions: str) -> Client:
-    """As somebody who has these permissions of outbox events; without any: as a superuser."""
+    """Log in as a user with these permissions for outbox events, or as a superuser if none are given."""
     users = get_user_model().objects.db_manager(using)
     if permissions:
         user = users.create(username="vera", is_staff=True)
@@ -355,7 +355,7 @@ def test_an_action_is_confirmed_first(using: str, client: Client) -> None:
     html = post(client, "retry", billing, search, due).content.decode()
     assert "Retry 2 deliveries?" in text(html)
     assert "1 to billing, 1 to search" in html
-    assert "Left as it is: 1" in html
+    assert "Not changed: 1" in html
     assert set(re.findall(r'name="_selected_action" value="([^"]+)"', html)) == {
         str(billing.pk),
         str(search.pk),
@@ -374,14 +374,14 @@ def test_retry_is_done_said_and_audited(using: str, client: Client) -> None:
     audit = OutboxAudit.objects.using(using).get()
     assert (audit.actor, audit.action, audit.affected) == ("ada", "retry", 2)
     assert LogEntry.objects.using(using).count() == 2
-    assert "Retried by way of the admin." in page(client, f"{LIST}{billing.pk}/history/")
+    assert "Retried in the admin." in page(client, f"{LIST}{billing.pk}/history/")
 
 
 def test_discard_leaves_what_is_being_sent(using: str, client: Client) -> None:
     busy, idle = orders.sending(of_order(using, 1)), of_order(using, 2)
     done, left = confirm(client, "discard", busy, idle)
     assert done == "Discarded 1 to search."
-    assert left.startswith("Left 1 as it is. What is being sent")
+    assert left.startswith("Not changed: 1 delivery. Deliveries that are being sent")
     assert (status(busy), status(idle)) == ("pending", "discarded")
 
 
@@ -399,7 +399,7 @@ def test_replay_writes_a_new_delivery_and_the_next_action_leaves_it_alone(using:
 def test_an_action_that_nothing_is_ready_for_says_so_at_once(using: str, client: Client) -> None:
     row = orders.delivered(of_order(using, 1))
     [message] = post(client, "retry", row, follow=True).context["messages"]
-    assert str(message).startswith("Left 1 as it is. Only deliveries that failed")
+    assert str(message).startswith("Not changed: 1 delivery. Only deliveries that failed")
 
 
 def test_the_page_of_a_delivery_offers_what_can_be_done_and_is_returned_to(

@@ -41,7 +41,7 @@ def browse(chromium_path: str) -> Iterator[Any]:
 
 @pytest.fixture
 def address(live_server: Any, settings: Any, monkeypatch: Any) -> str:
-    """The admin of a shop after a bad morning."""
+    """Serve the admin of a shop after a bad morning."""
     orders.open_shop(settings, monkeypatch)
     settings.TIME_ZONE = "UTC"
     get_user_model().objects.create_superuser("ada", password="lovelace")
@@ -105,7 +105,7 @@ def look_in_the_dark(page: Page, address: str) -> None:
 
 
 def brightness(page: Page, selector: str) -> int:
-    """Of its background, from 0 to 255."""
+    """Return the brightness of its background, from 0 to 255."""
     colour = page.locator(selector).evaluate("element => getComputedStyle(element).backgroundColor")
     return max(int(part) for part in re.findall(r"\d+", colour)[:3])
 

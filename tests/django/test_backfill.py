@@ -142,8 +142,8 @@ def test_some_are_read_by_their_ids_and_repaired(using: str) -> None:
             return set(existing), repaired, sum([len(page) async for page in rows.read(2)])
 
     assert asyncio.run(work()) == ({first}, 3, 3)
-    told = [(event.aggregate_id, event.event_type) for event in emitted(using)]
-    assert told == [(first, "order.updated"), ("x", "order.deleted"), ("999999", "order.deleted")]
+    found = [(event.aggregate_id, event.event_type) for event in emitted(using)]
+    assert found == [(first, "order.updated"), ("x", "order.deleted"), ("999999", "order.deleted")]
 
 
 @pytest.mark.parametrize("using", ["default", "mariadb"], indirect=True)
@@ -172,7 +172,7 @@ def test_while_a_row_is_held_all_others_can_be_changed(using: str) -> None:
 def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(
     using: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """PostgreSQL lets nobody past who waits for the table, so that must not last."""
+    """PostgreSQL lets no other transaction past one that waits for the table, so that must not last."""
 
     async def pause(seconds: float) -> None:
         await asyncio.to_thread(changed.wait, SECONDS)
@@ -215,7 +215,7 @@ def waits_for_a_table(using: str) -> bool:
 
 
 def in_thread(work: Callable[[], object]) -> None:
-    """On a connection of its own."""
+    """Run it in a thread, on a connection of its own."""
 
     def closing() -> None:
         try:
@@ -240,8 +240,8 @@ WRONG: list[tuple[Callable[[], Any], str]] = [
 
 
 def test_what_cannot_be_a_source_is_refused() -> None:
-    for documents, told in WRONG:
-        with pytest.raises(ConfigError, match=told):
+    for documents, message in WRONG:
+        with pytest.raises(ConfigError, match=message):
             run("default", documents())
         assert emitted("default") == []
 
@@ -249,7 +249,7 @@ def test_what_cannot_be_a_source_is_refused() -> None:
 def test_it_needs_the_outbox_of_the_project() -> None:
     outbox = Outbox("sqlite://", destinations=get_outbox().settings.destinations)
 
-    with pytest.raises(ConfigError, match="goes with the project's own outbox"):
+    with pytest.raises(ConfigError, match="needs the project's own outbox"):
         asyncio.run(abackfill(outbox, "runner", Source(every_order)))
 
 

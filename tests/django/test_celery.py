@@ -59,9 +59,7 @@ def until_delivered(live: Live, count: int, *running: workers.Running) -> None:
     )
 
 
-def test_what_commits_is_delivered_at_once_and_where_no_broker_is_told_by_the_sweep(
-    live: Live, broker: str
-) -> None:
+def test_a_commit_is_delivered_at_once_and_without_a_broker_by_the_sweep(live: Live, broker: str) -> None:
     with workers.worker(live.url, broker, pool="solo") as worker:
         with workers.sending_to(broker):
             first = pay(live)
@@ -173,7 +171,7 @@ def test_one_task_is_queued_for_a_transaction_and_none_while_one_is(live: Live, 
 
 @pytest.mark.processes
 @on_postgresql
-def test_a_broker_that_came_back_is_told_at_once(live: Live) -> None:
+def test_a_broker_that_came_back_gets_messages_at_once(live: Live) -> None:
     with (
         available("Redis", server.broker()) as redis_,
         workers.sending_to(server.url_of(redis_)),
@@ -189,7 +187,7 @@ def test_a_broker_that_came_back_is_told_at_once(live: Live) -> None:
 
 
 def messages(broker: str) -> list[Any]:
-    """What workers would find, oldest first."""
+    """Return the messages that workers would find, oldest first."""
     with app.connection_for_read(broker) as connection:
         waiting = Queue(app.conf.task_default_queue)(connection.channel())
         return list(iter(lambda: waiting.get(no_ack=True), None))
@@ -266,7 +264,7 @@ def test_outside_atomic_it_raises() -> None:
 
 
 @pytest.mark.django_db
-def test_another_destination_of_the_name_is_told_of() -> None:
+def test_another_destination_of_the_name_is_reported() -> None:
     others = {"celery": {"sink": "celery:shop.tasks.index"}}
     with override_settings(OUTBOX={"DESTINATIONS": others}), pytest.raises(ConfigError, match="another name"):
         ship.delay_via_outbox(1)

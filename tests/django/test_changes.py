@@ -89,7 +89,7 @@ def test_a_change_whose_event_is_refused_is_taken_back(using: str) -> None:
     assert Maker.objects.using(using).exists()
 
 
-def test_what_was_not_written_is_not_told(using: str) -> None:
+def test_a_change_that_was_not_written_emits_nothing(using: str) -> None:
     product = Product.objects.using(using).create(name="Anvil", price=Decimal("9.50"))
     product.name, product.stock = "Hammer", F("stock") + 2
     product.save(update_fields=["stock"])
@@ -102,7 +102,7 @@ def test_what_was_not_written_is_not_told(using: str) -> None:
     assert (renamed.payload["name"], renamed.payload["price"]) == ("Tongs", "9.50")
 
 
-def test_of_a_row_that_was_not_loaded_what_is_known_is_told(using: str) -> None:
+def test_of_a_row_that_was_not_loaded_the_known_fields_are_emitted(using: str) -> None:
     Product.objects.using(using).create(name="Anvil")
     Product.objects.using(using).only("name").get().delete()
 
@@ -198,12 +198,12 @@ async def test_asynchronous_code_saves_with_its_events(using: str) -> None:
     await sync_to_async(connections.close_all)()
 
 
-def test_a_wrong_decorator_is_told() -> None:
+def test_a_wrong_decorator_is_reported() -> None:
     wrong: list[tuple[dict[str, Any], str]] = [
         ({}, "say which changes"),
         ({"created": ""}, "created = ''"),
         ({"deleted": 3}, "deleted = 3"),
-        ({"created": "x"}, "is no model"),
+        ({"created": "x"}, "is not a model"),
     ]
     for options, said in wrong:
         with pytest.raises(ConfigError, match=said):

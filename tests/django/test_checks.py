@@ -47,7 +47,7 @@ def test_a_project_that_is_right_hears_nothing() -> None:
         ({"ROUTES": {"": "memory"}}, "E004", "route"),
         ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refnd"}}, "E005", "did you mean 'refund'"),
         ({"HANDLERS": {"x.*": "nowhere.at_all"}}, "E005", "no module 'nowhere'"),
-        ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refunded"}}, "E005", "it is no function"),
+        ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refunded"}}, "E005", "it is not a function"),
         ({"HANDLERS": {"x.*": 3}}, "E005", "HANDLERS['x.*'] = 3"),
         ({"DATABASES": ["sqlte"]}, "E006", "OUTBOX: DATABASES = 'sqlte': no database is called that"),
         ({"DESTINATIONS": {"a": {"sink": "handler:no.such:thing"}}, "ROUTES": {"*": "a"}}, "E008", "'no'"),
@@ -61,13 +61,13 @@ def test_a_project_that_is_right_hears_nothing() -> None:
         ),
     ],
 )
-def test_a_mistake_is_told_once_with_its_fix(outbox: Any, code: str, said: str) -> None:
+def test_a_mistake_is_reported_once_with_its_fix(outbox: Any, code: str, said: str) -> None:
     ((its_code, text),) = found(outbox)
     assert (its_code, said in text) == (code, True), text
 
 
-def test_every_mistake_is_told() -> None:
-    told = found(
+def test_every_mistake_is_reported() -> None:
+    messages = found(
         {
             "DISPATCH": "pigeon",
             "Queue": "x",
@@ -76,7 +76,7 @@ def test_every_mistake_is_told() -> None:
             "HANDLERS": {"h": ["nowhere.at", "tests.django.shop.refunds.refund", "tests.none.one"]},
         }
     )
-    codes = sorted(code for code, _ in told)
+    codes = sorted(code for code, _ in messages)
     assert codes == ["E001", "E002", "E003", "E003", "E004", "E004", "E005", "E005"]
 
 
@@ -115,7 +115,7 @@ OURS = {"beat_schedule": beat_schedule({})}
         (OURS | {"task_soft_time_limit": 60, "task_time_limit": 90}, []),
     ],
 )
-def test_a_schedule_without_the_sweep_and_a_time_limit_that_would_end_a_delivery_are_told(
+def test_a_schedule_without_the_sweep_and_a_time_limit_that_would_end_a_delivery_are_reported(
     conf: dict[str, Any], codes: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in conf.items():
@@ -123,7 +123,7 @@ def test_a_schedule_without_the_sweep_and_a_time_limit_that_would_end_a_delivery
     assert [code for code, _ in found({})] == codes
 
 
-def test_no_schedule_at_all_is_told_unless_one_may_be_in_the_database(
+def test_a_missing_schedule_is_reported_unless_one_may_be_in_the_database(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setitem(current_app.conf, "beat_schedule", {})
@@ -131,16 +131,16 @@ def test_no_schedule_at_all_is_told_unless_one_may_be_in_the_database(
     assert [code for code, _ in found({})] == ["W007"]
 
 
-def test_a_database_in_memory_is_told_where_a_relay_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_in_memory_is_reported_where_a_relay_delivers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(connections["sqlite"].settings_dict, "NAME", ":memory:")
     for dispatch, codes in {"relay": ["W005"], "none": [], "celery": []}.items():
         assert [code for code, _ in found({"DISPATCH": dispatch, "DATABASES": "sqlite"})] == codes
 
 
-def test_another_kind_of_database_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_kind_of_database_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections["default"], "vendor", "oracle")
     ((code, text),) = found({})
-    assert (code, "it is on oracle; an outbox needs PostgreSQL" in text) == ("E006", True)
+    assert (code, "database 'default' is on oracle; an outbox needs PostgreSQL" in text) == ("E006", True)
 
 
 def test_a_database_that_is_right_hears_nothing_and_is_asked_only_if_named(
@@ -151,13 +151,13 @@ def test_a_database_that_is_right_hears_nothing_and_is_asked_only_if_named(
         assert check_databases(databases=None) == check_databases(databases=["other"]) == []
 
 
-def test_an_old_server_is_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_old_server_is_reported(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections[using], "get_database_version", lambda: (1, 2))
     (message,) = check_databases(databases=[using])
     assert (shown(message)[0], "1.2 is too old" in message.msg) == ("E009", True)
 
 
-def test_missing_and_old_tables_are_told(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_and_old_tables_are_reported(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
     end = "" if using == "default" else f" --database {using}"
     said = f"database {using!r}: the tables are missing: run `manage.py migrate relaybox{end}`"
     for version in (None, 0):
@@ -178,7 +178,7 @@ def test_a_database_in_which_nothing_was_migrated_yet_hears_nothing(
     assert check_databases(databases=[using]) == []
 
 
-def test_events_that_no_route_takes_are_told(using: str) -> None:
+def test_events_that_no_route_takes_are_reported(using: str) -> None:
     with override_settings(OUTBOX={"UNROUTED": "store", "DATABASES": [using]}):
         for kind in ("b.done", "a.done", "b.done"):
             emit_event("thing", 1, kind, {}, using=using)
@@ -186,7 +186,7 @@ def test_events_that_no_route_takes_are_told(using: str) -> None:
 
     assert shown(message) == (
         "W009",
-        f"database {using!r}: events wait that no route takes: 'a.done', 'b.done'",
+        f"database {using!r}: events wait because no route matches them: 'a.done', 'b.done'",
     )
 
 

@@ -111,7 +111,9 @@ def test_the_help_speaks_of_manage_py() -> None:
     assert command("events", "--help").startswith("Usage: manage.py outbox events")
 
 
-def test_missing_tables_are_told_with_djangos_command(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tables_are_reported_with_djangos_command(
+    using: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("relaybox.contrib.django.tables.recorded_version", lambda connection: None)
     with pytest.raises(CommandError, match=r"the tables are missing: run `manage\.py migrate relaybox"):
         command("status", using=using)
@@ -189,10 +191,10 @@ def test_a_drain_in_a_transaction_would_see_nothing_and_says_so(using: str) -> N
 
 @pytest.mark.django_db(transaction=True)
 def test_a_relay_on_connections_of_its_own_sends_the_signals(using: str, received: list[Any]) -> None:
-    told: list[tuple[str, Any, str]] = []
+    calls: list[tuple[str, Any, str]] = []
 
     def hear(event: Any, destination: str, using: str, **_: Any) -> None:
-        told.append((destination, events(using).get().status, using))
+        calls.append((destination, events(using).get().status, using))
 
     with override_settings(OUTBOX=ONLY_HANDLERS):
         for heard in (event_delivered, event_failed):
@@ -204,7 +206,7 @@ def test_a_relay_on_connections_of_its_own_sends_the_signals(using: str, receive
             for heard in (event_delivered, event_failed):
                 heard.disconnect(hear)
 
-    assert told == [("memory", "delivered", using)]
+    assert calls == [("memory", "delivered", using)]
 
 
 @pytest.mark.parametrize("live", ["sqlite"], indirect=True)

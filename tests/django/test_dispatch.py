@@ -1,4 +1,4 @@
-"""After a commit: who is told, in which thread and on which connection is delivered, and what may fail."""
+"""After a commit: which relays wake, in which thread and on which connection it delivers, what may fail."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ pytestmark = pytest.mark.django_db(transaction=True)
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
-    """The alias and the rows for ``memory`` that were told of, instead of telling them."""
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str]]]:
+    """Return the calls that would wake relays: the alias and the rows for ``memory``."""
     calls: list[tuple[str, list[str]]] = []
     monkeypatch.setattr(
         emitting, "tell", lambda using, rows: calls.append((using, [normal(row) for row in rows["memory"]]))
@@ -60,39 +60,39 @@ def place(using: str = "default", event_type: str = "order.placed") -> None:
         emit_event("order", order.pk, event_type, {}, using=using)
 
 
-def test_a_transaction_is_told_of_once(using: str, told: list[Any]) -> None:
+def test_a_transaction_wakes_relays_once(using: str, calls: list[Any]) -> None:
     with transaction.atomic(using=using):
         ids = [emit(using, number) for number in range(3)]
         with transaction.atomic(using=using):
             ids.append(emit(using, 3))
-        assert not told
+        assert not calls
 
-    assert told == [(using, ids)]
+    assert calls == [(using, ids)]
 
 
-def test_a_savepoint_that_is_rolled_back_does_not_take_the_hook_along(using: str, told: list[Any]) -> None:
+def test_a_savepoint_that_is_rolled_back_does_not_take_the_hook_along(using: str, calls: list[Any]) -> None:
     with transaction.atomic(using=using):
         with suppress(ZeroDivisionError), transaction.atomic(using=using):
             emit(using)
             raise ZeroDivisionError
         kept = emit(using)
 
-    [(_, rows)] = told
+    [(_, rows)] = calls
     assert kept in rows
 
 
-def test_a_transaction_that_is_rolled_back_is_not_told_of(using: str, told: list[Any]) -> None:
+def test_a_transaction_that_is_rolled_back_wakes_no_relay(using: str, calls: list[Any]) -> None:
     with suppress(ZeroDivisionError), transaction.atomic(using=using):
         emit(using)
         raise ZeroDivisionError
-    assert not told
+    assert not calls
 
     with transaction.atomic(using=using):
         second = emit(using)
-    assert told == [(using, [second])]
+    assert calls == [(using, [second])]
 
 
-def test_many_savepoints_cost_no_more_each(using: str, told: list[Any]) -> None:
+def test_many_savepoints_cost_no_more_each(using: str, calls: list[Any]) -> None:
     with transaction.atomic(using=using):
         for number in range(20):
             with transaction.atomic(using=using):
@@ -100,10 +100,10 @@ def test_many_savepoints_cost_no_more_each(using: str, told: list[Any]) -> None:
         hooks = [hook for hook in connections[using].run_on_commit if isinstance(hook[1], emitting.Dispatch)]
         assert len({id(hook[1]) for hook in hooks}) == 1
 
-    assert len(told) == 1
+    assert len(calls) == 1
 
 
-def test_transactions_by_hand_have_no_hook_and_nothing_is_lost(using: str, told: list[Any]) -> None:
+def test_transactions_by_hand_have_no_hook_and_nothing_is_lost(using: str, calls: list[Any]) -> None:
     transaction.set_autocommit(False, using=using)
     try:
         emit(using)
@@ -112,7 +112,7 @@ def test_transactions_by_hand_have_no_hook_and_nothing_is_lost(using: str, told:
         transaction.rollback(using=using)
         transaction.set_autocommit(True, using=using)
 
-    assert not told
+    assert not calls
     assert events(using).due().count() == 1
 
 
@@ -163,7 +163,7 @@ def test_without_celery_relays_are_woken(using: str, monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.usefixtures("quiet")
-def test_nobody_is_told_where_that_is_wanted(using: str, received: list[Event]) -> None:
+def test_no_relay_is_woken_where_that_is_turned_off(using: str, received: list[Event]) -> None:
     with workers.sending_to(NOBODY):
         emit_order(using)
 
@@ -188,7 +188,7 @@ class Where:
         self.seen.append(orders(self.using).filter(pk=event.aggregate_id).exists())
 
     def assert_here(self) -> None:
-        """It was called once in this thread, on its connection, and what it got is delivered."""
+        """Check that it was called once in this thread, on its connection, and its event is delivered."""
         assert self.threads == [threading.get_ident()]
         assert self.connections == [connections[self.using]]
         assert (self.seen, statuses(self.using)) == ([True], ["delivered"])
@@ -250,7 +250,8 @@ def test_a_commit_does_not_see_that_the_drain_failed(
         place(using)
 
     assert statuses(using) == ["pending"]
-    assert "which the next sweep will find: IntegrityError: the drain's own" in caplog.text
+    assert "1 delivery on " in caplog.text
+    assert "the next sweep will find them: IntegrityError: the drain's own" in caplog.text
     assert drain(using).delivered == 1
 
 
@@ -266,7 +267,7 @@ async def test_where_a_loop_runs_in_this_thread_a_helper_has_its_own_connection(
     assert where.threads != [threading.get_ident()]
     assert where.connections != [connections[using]]
     assert where.connections[0].connection is None, "the helper's connection was left open"
-    # A coroutine has its own, which nobody else would close.
+    # A coroutine has its own, which only it can close.
     connections[using].close()
 
 

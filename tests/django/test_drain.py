@@ -21,8 +21,8 @@ from relaybox import Event, Reject
 from relaybox.contrib.django import databases, emit_event, tasks
 from relaybox.contrib.django.drain import LEFT_OPEN, Drained, drain, drain_rows, upkeep
 from relaybox.contrib.django.models import OutboxAttempt, OutboxEvent
+from relaybox.contrib.django.outbox import is_busy
 from relaybox.contrib.django.signals import event_delivered, event_failed
-from relaybox.contrib.django.store import is_busy
 from relaybox.contrib.django.tasks import deliver_outbox_events_task
 from relaybox.errors import StoreError, TransactionFailed
 from tests.django.steps import events, handled_by, orders, place, statuses
@@ -67,14 +67,14 @@ def test_only_these_rows(using: str, received: list[Event]) -> None:
 
 
 def test_signals_are_sent_after_the_fact(using: str, caplog: Any) -> None:
-    told: list[Any] = []
+    calls: list[Any] = []
 
     def on_delivered(sender: Any, event: Event, destination: str, using: str, **_: Any) -> None:
-        told.append((destination, event.payload, using, events(using).get(event_id=event.id).status))
+        calls.append((destination, event.payload, using, events(using).get(event_id=event.id).status))
         raise ZeroDivisionError
 
     def on_failed(sender: Any, event: Event, error: str, **_: Any) -> None:
-        told.append((error, sender))
+        calls.append((error, sender))
 
     event_delivered.connect(on_delivered)
     event_failed.connect(on_failed)
@@ -87,8 +87,8 @@ def test_signals_are_sent_after_the_fact(using: str, caplog: Any) -> None:
         event_delivered.disconnect(on_delivered)
         event_failed.disconnect(on_failed)
 
-    assert ("memory", {"number": 1}, using, "delivered") in told
-    assert ("never", OutboxEvent) in told
+    assert ("memory", {"number": 1}, using, "delivered") in calls
+    assert ("never", OutboxEvent) in calls
     assert statuses(using) == ["delivered", "failed"]
     assert any(
         "ZeroDivisionError" in record.message for record in caplog.records if record.levelno == logging.ERROR
@@ -205,7 +205,7 @@ def test_a_database_without_autocommit_is_busy_before_it_is_connected(using: str
 
 
 def test_what_an_error_cut_short_cannot_be_committed(using: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A key without its event would make every later try a duplicate."""
+    """The key without its event would make every later try a duplicate."""
     execute = databases.execute_ours
 
     def refuse_rows(connection: Any, query: Any) -> Any:
@@ -257,7 +257,7 @@ class TooLongError(Exception):
 
 
 def test_what_a_drain_began_ends_with_it_where_its_thread_is_interrupted() -> None:
-    """Else its loop would wait for this thread for ever, and the process for that loop."""
+    """Otherwise its loop would wait for this thread forever, and the process for that loop."""
 
     async def slow(event: Event) -> None:
         # When the thread that drains has nothing left to do but to wait for this one.

@@ -158,7 +158,7 @@ def test_a_transaction_in_error_raises(using: str) -> None:
 
 
 @pytest.mark.django_db
-def test_a_statement_that_failed_before_is_told_as_that() -> None:
+def test_a_statement_that_failed_before_is_named_as_the_cause() -> None:
     with transaction.atomic():
         with suppress(DatabaseError), connections["default"].cursor() as cursor:
             cursor.execute("SELECT 1 / 0")
@@ -183,7 +183,7 @@ IN, OUT = 2, 1
 
 @pytest.fixture
 def rolled_out() -> Iterator[None]:
-    """A route for a share of the aggregates."""
+    """Route a share of the aggregates."""
     route: dict[str, Any] = {"events": "file.*", "to": "runner", "rollout": 10}
     with override_settings(OUTBOX={**settings.OUTBOX, "ROUTES": [route]}):
         yield

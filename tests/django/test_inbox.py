@@ -35,7 +35,7 @@ def due(using: str) -> None:
     events(using).update(status="pending", delivered_at=None, next_attempt_at=now)
 
 
-def test_the_first_is_told_that_it_is(using: str) -> None:
+def test_the_first_delivery_is_first(using: str) -> None:
     message = uuid4()
     with once(message, consumer="billing", using=using) as first:
         assert first

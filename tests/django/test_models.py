@@ -252,7 +252,7 @@ def test_sqlite_a_verb_uses_its_partial_index() -> None:
 
 
 @pytest.mark.django_db(transaction=True)
-def test_retry_lets_failed_deliveries_start_anew(using: str, emit: Emit) -> None:
+def test_retry_starts_failed_deliveries_again(using: str, emit: Emit) -> None:
     rows_failed, waiting = [failed(emit()) for _ in range(3)], emit()
     assert rows(using).retry(actor="ada") == 3
     for row in rows_failed:

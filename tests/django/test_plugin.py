@@ -27,7 +27,7 @@ pytest_plugins = ["pytester"]
 
 
 def use(outbox: DjangoProbe, using: str, received: list[Event]) -> None:
-    """Everything that the fixture can do."""
+    """Use everything that the fixture can do."""
     with transaction.atomic(using=using):
         emit_event("order", 1, "order.placed", {"total": 42}, using=using, headers={"by": "100%"})
         emit_event("file", 7, "file.stored", {"name": "a"}, using=using)
@@ -216,7 +216,7 @@ MEMORY = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
 def project(
     request: pytest.FixtureRequest, pytester: pytest.Pytester, fresh_database: Callable[[str], str]
 ) -> pytest.Pytester:
-    """A small project; on SQLite once in a file and once as most projects are tested, in memory."""
+    """Make a small project; on SQLite once in a file and once in memory, as most projects are tested."""
     return made(pytester, database(fresh_database(request.param)) if request.param != "memory" else MEMORY)
 
 
@@ -238,7 +238,7 @@ def test_a_project_uses_the_fixture_without_configuration(project: pytest.Pytest
     run(project).assert_outcomes(passed=9)
 
 
-def test_a_test_without_access_to_the_database_is_told_so(pytester: pytest.Pytester) -> None:
+def test_a_test_without_access_to_the_database_gets_an_error_that_says_so(pytester: pytest.Pytester) -> None:
     made(pytester, MEMORY)
     pytester.makepyfile(REFUSED)
     result = run(pytester)

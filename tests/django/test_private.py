@@ -76,7 +76,7 @@ def test_django_says_which_transaction_is_a_tests() -> None:
 def test_django_says_that_tests_run() -> None:
     from django.test import utils
 
-    with needed_for("nobody is told of a commit in tests (conf.OutboxSettings.rings)"):
+    with needed_for("commits wake no relay in tests (conf.OutboxSettings.rings)"):
         assert private.in_tests()
         with mock.patch.object(utils, "_TestState", object()):
             assert not private.in_tests()

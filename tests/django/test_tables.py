@@ -62,7 +62,7 @@ def manage(tmp_path: Path) -> Manage:
 
 @pytest.fixture(scope="module")
 def migrated(module_database: Callable[[str], str]) -> Migrated:
-    """What ``relaybox migrate`` makes."""
+    """Return the schema that ``relaybox migrate`` makes."""
 
     @cache
     def take(kind: str) -> object:

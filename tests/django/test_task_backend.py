@@ -163,7 +163,7 @@ def test_only_a_task_is_ever_called(using: str) -> None:
             emit_event("task", path, "django.task", {**call, "task": path}, using=using)
 
     assert drain(using) == Drained(failed=2)
-    assert all("is no task" in event.error_message for event in events(using))
+    assert all("is not a task" in event.error_message for event in events(using))
 
 
 def test_the_frameworks_signals_are_sent(using: str) -> None:
@@ -201,7 +201,7 @@ def test_a_task_that_has_run_does_not_run_again_for_a_receiver_that_raises(using
     assert (drained, totals(using)) == (Drained(delivered=1), [7])
 
 
-def test_what_does_not_exist_is_told(using: str) -> None:
+def test_a_task_that_does_not_exist_is_reported(using: str) -> None:
     for unknown in ("", "of no event", str(UUID(int=7)), str(place(using).event_id)):
         with pytest.raises(TaskResultDoesNotExist):
             task_backends["default"].get_result(unknown)

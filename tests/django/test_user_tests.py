@@ -30,7 +30,7 @@ OTHER = {
 
 
 def place(total: int = 42) -> Order:
-    """What a view of the shop does."""
+    """Place an order as a view of the shop does."""
     with transaction.atomic():
         order = Order.objects.create(total=total)
         emit_event("order", order.pk, "order.placed", {"total": total})
@@ -117,7 +117,7 @@ class MixinTests(OutboxTestMixin, TestCase):
         with self.assertRaisesRegex(AssertionError, "nothing was emitted on 'default' since the test began"):
             self.outbox.assert_emitted()
 
-    def test_functions_are_called_nothing_leaves_and_destinations_fail_as_told(self) -> None:
+    def test_functions_are_called_nothing_leaves_and_destinations_fail_as_requested(self) -> None:
         received.clear()
         place()
         emit_event("file", 7, "file.stored", {"name": "a.txt"})
@@ -176,12 +176,12 @@ class MixinTests(OutboxTestMixin, TestCase):
             self.outbox.drain()
         self.assertEqual(self.outbox.drain().delivered, 0)
 
-    async def test_asynchronous_methods_have_asynchronous_twins(self) -> None:
+    async def test_methods_have_asynchronous_counterparts(self) -> None:
         await aemit_event("order", 1, "order.placed", {"total": 1})
         await self.outbox.aassert_emitted("order.placed", aggregate_id=1)
         await self.outbox.arefute_emitted("order.paid")
         self.assertEqual((await self.outbox.adrain()).delivered, 1)
-        with self.assertRaisesRegex(ConfigError, "await the twin"):
+        with self.assertRaisesRegex(ConfigError, "await the version"):
             self.outbox.assert_emitted()
         with self.assertRaisesRegex(ConfigError, "adrain"):
             self.outbox.drain()

@@ -36,7 +36,7 @@ class Running:
 
     @property
     def log(self) -> str:
-        """What it has written so far."""
+        """Return what it has written so far."""
         return self.output.read_text(errors="replace")
 
     def kill(self) -> None:
@@ -61,7 +61,7 @@ class Running:
 
 @contextmanager
 def worker(database: str, broker: str, pool: str, concurrency: int = 1) -> Iterator[Running]:
-    """A worker; ``pool`` is solo, prefork, threads, gevent or eventlet."""
+    """Run a worker; ``pool`` is solo, prefork, threads, gevent or eventlet."""
     name = f"{uuid4().hex}@localhost"
     # A worker that asks its neighbours for news starts a second later.
     arguments = ["--pool", pool, "--concurrency", str(concurrency), "--hostname", name, "--without-mingle"]
@@ -72,7 +72,7 @@ def worker(database: str, broker: str, pool: str, concurrency: int = 1) -> Itera
 
 @contextmanager
 def beat(database: str, broker: str, scheduler: str = PERSISTENT) -> Iterator[Running]:
-    """A beat, which looks at its schedule every second."""
+    """Run a beat that looks at its schedule every second."""
     with TemporaryDirectory(prefix="relaybox-") as directory:
         arguments = ["--scheduler", scheduler, "--schedule", f"{directory}/schedule", "--pidfile="]
         with celery(database, broker, "beat", *arguments, "--max-interval", "1") as running:
@@ -119,7 +119,7 @@ def run(environment: dict[str, str], *arguments: str, cwd: Path = ROOT) -> subpr
 
 
 def environment(databases: dict[str, str], **variables: str) -> dict[str, str]:
-    """The environment of a process that has the project of the tests on these databases."""
+    """Return the environment of a process that has the tests' project on these databases."""
     return {
         **os.environ,
         VARIABLE: json.dumps(databases),

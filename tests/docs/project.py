@@ -67,7 +67,7 @@ for lines, code in {blocks!r}:
 
 
 def is_project(document: Path) -> bool:
-    """Whether the document has blocks of a project."""
+    """True if the document has blocks of a project."""
     return any(FILE.fullmatch(word) for word, _ in FENCE.findall(document.read_text()))
 
 

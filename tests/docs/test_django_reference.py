@@ -19,7 +19,7 @@ def section(title: str) -> str:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """The cells of a table's rows, by what the first has in quotes."""
+    """Return the cells of a table's rows, by the quoted name in the first one."""
     found = re.findall(r"^\| `([^`]+)` \|(.*)\|$", text, re.MULTILINE)
     return {name: [cell.strip() for cell in rest.split(" | ")] for name, rest in found}
 

@@ -12,6 +12,6 @@ from tests.examples.running import temporary_directory
 
 @pytest.fixture
 def directory() -> Iterator[Path]:
-    """A directory that the example alone writes to."""
+    """Yield a directory that only the example writes to."""
     with temporary_directory() as path:
         yield path

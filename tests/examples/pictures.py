@@ -17,7 +17,7 @@ BIRDS = {
 
 
 def main() -> None:
-    """All of them: light and dark, and light while the engine is away."""
+    """Take all pictures: light and dark, and light while the engine is down."""
     with (
         temporary_directory() as directory,
         chromium.program() as program,

@@ -69,7 +69,7 @@ def temporary_directory() -> Iterator[Path]:
 
 @contextmanager
 def running(example: str, directory: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], IO[str]]]:
-    """The example, until the end of the block."""
+    """Run the example until the end of the block."""
     process = subprocess.Popen(
         [*_command(example), *options],
         env=ENVIRONMENT | {"TMPDIR": str(directory)},
@@ -88,7 +88,7 @@ def running(example: str, directory: Path, *options: str) -> Iterator[tuple[subp
 
 
 def said(output: IO[str], end: str) -> str:
-    """What it prints up to these words."""
+    """Return what it prints up to these words."""
     text = ""
     for line in output:
         text += line
@@ -105,7 +105,7 @@ def tell(process: subprocess.Popen[str], text: str) -> None:
 
 
 def found(pattern: str, text: str) -> str:
-    """The group of the pattern in what it said."""
+    """Return the group of the pattern in what it printed."""
     match = re.search(pattern, text)
     assert match, text
     return match[1]
@@ -113,7 +113,7 @@ def found(pattern: str, text: str) -> str:
 
 @contextmanager
 def browsing(chromium: str, height: int = 460, width: int = 1100, **options: Any) -> Iterator[Page]:
-    """A page of a browser."""
+    """Yield a page of a browser."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": height}, **options)
@@ -159,7 +159,7 @@ def _gone(processes: list[int]) -> None:
 
 
 def _descendants(pid: int) -> list[int]:
-    """The processes that it started, and those that they did."""
+    """Return the processes that it started, and those that they started."""
     children = [
         int(child)
         for task in Path(f"/proc/{pid}/task").iterdir()
@@ -170,7 +170,7 @@ def _descendants(pid: int) -> list[int]:
 
 def _command_line(pid: int) -> str:
     try:
-        # That of a process that has ended, and that nobody has asked about yet, is empty.
+        # It is empty if the process has ended and was not waited for yet.
         return Path(f"/proc/{pid}/cmdline").read_text()
     except (FileNotFoundError, ProcessLookupError):
         return ""

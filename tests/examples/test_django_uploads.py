@@ -48,7 +48,7 @@ def test_a_person_sees_where_each_file_is(chromium_path: str, directory: Path, t
         upload(page, tmp_path / "notes.txt", b"to be counted: five words")
         shows(row(page, "notes.txt"), "processed")
         upload(page, tmp_path / "picture.png", b"\x89PNG\r\n\x1a\n")
-        shows(row(page, "picture.png"), "it is no text in UTF-8")
+        shows(row(page, "picture.png"), "it is not text in UTF-8")
         press_enter(process, output, "The runner is away.")
         upload(page, tmp_path / "letter.txt", b"nobody reads this now")
         shows(page.get_by_role("main"), "The runner cannot be reached")

@@ -68,7 +68,7 @@ def test_a_person_sees_what_waits_for_the_engine_and_finds_it_when_it_is_back(
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[str]:
-    """What a service says that several tests use, one after the other."""
+    """Run a service for several tests, one after the other; yield its address."""
     with (
         temporary_directory() as directory,
         running(EXAMPLE, directory, "--engine", "meilisearch") as (_, output),
@@ -78,7 +78,7 @@ def service() -> Iterator[str]:
 
 @pytest.fixture
 def page(service: str, chromium_path: str) -> Iterator[Page]:
-    """A page of that service, which has no document before and none after the test."""
+    """Open a page of that service, which has no document before and after the test."""
     with browsing(chromium_path) as page:
         page.on("dialog", lambda dialog: dialog.accept())
         page.goto(found(r"The documents: (\S+)", service))
@@ -90,7 +90,7 @@ def page(service: str, chromium_path: str) -> Iterator[Page]:
             assert gone.status == 204
 
 
-def test_bad_input_is_told_and_markup_is_shown_as_it_was_written(page: Page) -> None:
+def test_bad_input_is_reported_and_markup_is_shown_as_it_was_written(page: Page) -> None:
     write(page, " ", "a text without a title")
     shows(page.locator("#new [role=alert]"), "The title is missing.")
     write(page, "t" * 201, "")
@@ -102,7 +102,7 @@ def test_bad_input_is_told_and_markup_is_shown_as_it_was_written(page: Page) -> 
     expect(hits(page).locator("mark")).to_have_text("pon", timeout=PATIENCE)
 
 
-def test_of_two_who_edit_the_second_is_told_and_the_index_follows_the_first(page: Page) -> None:
+def test_of_two_who_edit_the_second_gets_an_error_and_the_index_follows_the_first(page: Page) -> None:
     write(page, "Newts", "They live in ponds.")
     other = another(page)
     open_editor(other, "Newts")
@@ -123,7 +123,9 @@ def test_of_two_who_edit_the_second_is_told_and_the_index_follows_the_first(page
     shows(page.locator(".compare"), "100 % the same (0 in the database)")
 
 
-def test_what_the_engine_refuses_is_told_and_can_be_sent_again(page: Page, service: str) -> None:
+def test_a_document_that_the_engine_refuses_is_reported_and_can_be_sent_again(
+    page: Page, service: str
+) -> None:
     refuse_one(found(r"Meilisearch \(imitated\) at (\S+)\.", service))
     write(page, "Toads", "They are brown.")
     shows(card(page, "Toads"), "failed")

@@ -41,12 +41,12 @@ class Case:
 
     @property
     def seconds(self) -> float:
-        """How long to wait for what only the product does."""
+        """Return how long to wait for what only the product does."""
         return IN_VAIN if self.broken else PATIENCE
 
     @contextmanager
     def check(self, finding: str) -> Iterator[None]:
-        """What the product must pass, and a broken variant must not: it is caught with this very finding."""
+        """Require that the product passes the block, and that a broken variant fails it with this finding."""
         if self.broken is None:
             yield
             return
@@ -69,7 +69,7 @@ def case(broken: str | None, migrated_database: Databases, monkeypatch: pytest.M
 
 
 def make_shop(url: str, **options: Any) -> Shop:
-    """A shop with one destination, ``shop``."""
+    """Return a shop with one destination, ``shop``."""
     return shop_for(url, Destination("shop", "console:", **options))
 
 

@@ -14,7 +14,7 @@ from tests.integration.upkeep.bench import LONG_AGO, Bench, go_on, leading
 
 
 def by_age(case: Case) -> None:
-    """What is old goes, whatever became of it."""
+    """Delete old rows in any state."""
     old = ("status = 'delivered' AND delivered_at <", "created_at <")
     any_order = ("AND delivered_at >= :since", "")
     for texts in (upkeep_statements.POSTGRESQL, upkeep_statements.MYSQL, upkeep_statements.SQLITE):

@@ -50,12 +50,12 @@ class Node:
                 connection.execute(sa.text(statement))
 
     def database(self, name: str) -> Node:
-        """A new database on the same server."""
+        """Create a database on the same server."""
         self.execute(f"CREATE DATABASE {name}")
         return Node(self.url.set(database=name).render_as_string(hide_password=False))
 
     def plain(self) -> sa.URL:
-        """Its URL for an application."""
+        """Return its URL for an application."""
         if self.url.drivername == "postgresql":
             return self.url
         self.execute(
@@ -67,7 +67,7 @@ class Node:
 
 @contextmanager
 def server(kind: str) -> Iterator[str]:
-    """A server that a test may turn read-only."""
+    """Run a server that a test may turn read-only."""
     if kind == "mariadb":
         with mariadb.server() as url:
             yield url
@@ -81,7 +81,7 @@ def server(kind: str) -> Iterator[str]:
 
 @pytest.fixture(scope="module", params=READ_ONLY)
 def old_server(request: pytest.FixtureRequest) -> Iterator[Node]:
-    """Of these tests alone, also where the others use one that is given."""
+    """Run a server for these tests alone, even if the other tests use a given one."""
     with pytest.MonkeyPatch.context() as environment, ExitStack() as servers:
         environment.delenv("RELAYBOX_TEST_MARIADB", raising=False)
         yield Node(servers.enter_context(available(request.param, server(request.param))))
@@ -91,7 +91,7 @@ def old_server(request: pytest.FixtureRequest) -> Iterator[Node]:
 def nodes(
     request: pytest.FixtureRequest, old_server: Node, fresh_database: Databases
 ) -> Iterator[tuple[Node, Node]]:
-    """The node that was the primary, and the one that is to be it."""
+    """Return the node that was the primary, and the next primary."""
     kind = request.node.callspec.params["old_server"]
     new = Node(fresh_database(kind))
     yield old_server.database(str(new.url.database)), new
@@ -99,7 +99,7 @@ def nodes(
 
 
 def keep_connections(case: Case) -> None:
-    """A connection that answers is as good as new, whatever it answers."""
+    """Keep every connection that answers, whatever it answers."""
 
     async def run_on_postgres(self: Any, begin: Any, **_: Any) -> Any:
         async with self._places.take(""):

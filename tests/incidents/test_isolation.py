@@ -116,7 +116,7 @@ async def test_one_row_that_nobody_can_read_stops_all_behind_it(case: Case) -> N
 
 
 def make_unreadable(shop: Shop, n: int) -> None:
-    """As a version would write it that is not installed here."""
+    """Change the row to a format of a version that is not installed here."""
     event = shop.outbox.tables.event
     values = {"payload": sa.null(), "payload_data": b"\xff", "payload_encoding": "lzma-of-tomorrow"}
     with shop.engine.begin() as connection:

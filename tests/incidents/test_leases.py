@@ -95,7 +95,9 @@ async def test_a_batch_outlives_its_lease_and_its_settle_is_silent(
         go_on.set()
         await await_for(lambda: bool(losses.settled_ids), "the late settle")
         with case.check("the late settle"):
-            assert losses.lost == set(shop.column("id")), "the late settle was not told that it wrote nothing"
+            assert losses.lost == set(shop.column("id")), (
+                "the late settle did not learn that it wrote nothing"
+            )
             assert shop.column("lease_owner") == ["the other"], "the late settle wrote another's row"
             assert any("lost a lease" in record.getMessage() for record in caplog.records)
 

@@ -29,7 +29,7 @@ async def test_a_locking_read_through_a_filesort_locks_every_row(case: Case) -> 
             # The second finds that another has all that it looks at, and scans on.
             first = [drive(each, store.steps.claim(Want("shop", "relay-1", limit=5))) for each in (one, two)]
             rest = await store.claim(Want("shop", "relay-3"))
-            # An emitter waits for nobody.
+            # An emitter does not wait.
             await asyncio.wait_for(asyncio.to_thread(shop.emit, 1, first=30), PATIENCE)
     assert [len(claim.deliveries) for claim in first] == [5, 5]
     with case.check("a claim of five locked the rows of others too"):

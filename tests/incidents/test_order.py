@@ -51,7 +51,7 @@ async def test_clocks_of_two_hosts_put_the_events_of_one_key_in_the_wrong_order(
     shop = Shop(case.database("postgresql-18"))
     taken = shop.collect("shop", ordered=True)
     with case.patch.context() as fast_clock:
-        # Ids begin with the milliseconds of the clock of whoever emits.
+        # Ids begin with the milliseconds of the emitter's clock.
         fast_clock.setattr("relaybox.emit.row.uuid7", lambda: UUID(int=uuid7().int + (3_600_000 << 80)))
         shop.emit(1)
     shop.emit(1, first=1)

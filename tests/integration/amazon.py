@@ -16,7 +16,7 @@ REGION = "eu-west-1"
 
 
 def sink_at(endpoint: str, path: str) -> str:
-    """The URL of a sink."""
+    """Return the URL of a sink."""
     return f"sqs://tests:geheim@/{path}?region={REGION}&endpoint={quote(endpoint)}"
 
 
@@ -62,18 +62,18 @@ class Amazon:
         self.sns.close()
 
     def sink(self, path: str) -> str:
-        """The URL of a sink that sends here."""
+        """Return the URL of a sink that sends here."""
         return sink_at(self.endpoint, path)
 
     def queue(self, suffix: str = "", *, name: str | None = None, **attributes: str) -> Queue:
-        """A new queue; ``suffix`` is ``.fifo`` for one in order."""
+        """Create a queue; the ``suffix`` ``.fifo`` makes one that keeps the order."""
         name = f"{name or f'shop-{uuid4().hex}'}{suffix}"
         attributes |= {"FifoQueue": "true"} if suffix else {}
         made = self.sqs.create_queue(QueueName=name, Attributes=attributes)
         return Queue(name, made["QueueUrl"])
 
     def topic(self, suffix: str = "") -> tuple[str, Queue]:
-        """The ARN of a new topic, and a queue that gets what is published there."""
+        """Create a topic and a queue that gets what is published there; return the ARN and the queue."""
         queue = self.queue(suffix)
         about = self.sqs.get_queue_attributes(QueueUrl=queue.url, AttributeNames=["QueueArn"])
         settings = {"FifoTopic": "true"} if suffix else {}
@@ -87,7 +87,7 @@ class Amazon:
         return arn, queue
 
     def take(self, queue: Queue) -> list[Received]:
-        """Everything in a queue, in the order in which it is handed out, and no longer in it."""
+        """Take everything out of a queue, in the order in which the queue returns it."""
         taken: list[Received] = []
         while found := self.sqs.receive_message(
             QueueUrl=queue.url,

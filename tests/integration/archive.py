@@ -74,7 +74,7 @@ class Archive:
                 self.outbox.emit(connection, "Document", number, "document.deleted", {})
 
     def churn(self, numbers: range, seed: int, steps: int) -> None:
-        """Create, update and delete at random among these documents, which nobody else writes."""
+        """Create, update and delete at random among these documents, which no other writer touches."""
         random = Random(seed)
         for step in range(steps):
             number = random.choice(numbers)
@@ -84,15 +84,15 @@ class Archive:
                 self.save([number], f"state {seed}-{step} of")
 
     def count(self) -> int:
-        """How many documents there are."""
+        """Return how many documents there are."""
         return self._count(sa.select(sa.func.count()).select_from(documents))
 
     def emitted(self) -> int:
-        """How many events there were."""
+        """Return how many events there were."""
         return self._count(sa.select(sa.func.count()).select_from(self.outbox.tables.event))
 
     def left(self) -> int:
-        """How many events have not been delivered."""
+        """Return how many events have not been delivered."""
         event = self.outbox.tables.event
         return self._count(sa.select(sa.func.count()).where(event.c.status != "delivered"))
 
@@ -104,7 +104,7 @@ class Archive:
             return list(connection.scalars(query))
 
     def attempted(self, said: str) -> list[str]:
-        """What went wrong so far in attempts, or with the destination, and says this."""
+        """Return the errors of attempts and destinations so far that contain this text."""
         tables = self.outbox.tables
         texts = [table.c.error_message for table in (tables.event, tables.attempt)]
         texts.append(tables.destination.c.circuit_reason)
@@ -113,16 +113,16 @@ class Archive:
         return [one for one in found if one is not None and said in one.lower()]
 
     def logs(self) -> str:
-        """What the relays said."""
+        """Return what the relays logged."""
         return "\n".join(path.read_text() for path in sorted(self.project.directory.glob("relay-*.log")))
 
     def troubles(self) -> str:
-        """All that went wrong, and the relays' last words, for the message of a test."""
-        told = [f"{self.left()} left", *self.failed()[:5], *self.attempted("")[-5:]]
-        return "\n".join([*told, self.logs()[-4000:]])
+        """Return all errors and the end of the relays' logs, for the message of a test."""
+        lines = [f"{self.left()} left", *self.failed()[:5], *self.attempted("")[-5:]]
+        return "\n".join([*lines, self.logs()[-4000:]])
 
     def compare(self, **options: Any) -> Reconciled:
-        """How the index differs from the database."""
+        """Compare the index with the database."""
         return reconcile(self.outbox, "search", self.source, **options)
 
     @contextmanager

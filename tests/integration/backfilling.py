@@ -1,4 +1,4 @@
-"""Documents in a database with an outbox, and writers that change them beside a backfill."""
+"""Documents in a database with an outbox, and writers that change them during a backfill."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Archive:
                 connection.execute(sa.insert(Document), rows[start : start + 1_000])
 
     def events(self) -> list[tuple[str, str, Any, dict[str, Any]]]:
-        """The id, the type, the payload and the headers of each event, in the order of their positions."""
+        """Return the id, the type, the payload and the headers of each event, in the order of positions."""
         event = self.outbox.tables.event.c
         query = sa.select(event.aggregate_id, event.event_type, event.payload, event.headers)
         with self.engine.connect() as connection:
@@ -100,17 +100,17 @@ class Archive:
             return [(id_, type_, _plain(payload), _plain(headers)) for id_, type_, payload, headers in found]
 
     def ids(self) -> list[int]:
-        """Of which documents there are events, in the order of their positions."""
+        """Return the ids of the documents that have events, in the order of positions."""
         return [int(id_) for id_, *_ in self.events()]
 
     def state(self) -> dict[str, Any]:
-        """The documents, as the database has them."""
+        """Return the documents that the database has."""
         with self.engine.connect() as connection:
             found = connection.execute(sa.select(Document.id, Document.title))
             return {str(id_): title for id_, title in found}
 
     def indexed(self) -> dict[str, Any]:
-        """The documents that come of the events, applied in order."""
+        """Return the documents that result from the events, applied in order."""
         state: dict[str, Any] = {}
         for id_, event_type, payload, _ in self.events():
             if event_type == "document.deleted":
@@ -120,7 +120,7 @@ class Archive:
         return state
 
     def operations(self) -> list[Any]:
-        """The operations on record, oldest first."""
+        """Return the operations on record, oldest first."""
         table = self.outbox.tables.operation
         with self.engine.connect() as connection:
             return list(connection.execute(sa.select(table).order_by(table.c.id)))
@@ -131,7 +131,7 @@ class Archive:
         self.outbox.emit(connection, "Document", number, type_, payload, destinations=["search"])
 
     def change(self, connection: sa.Connection, number: int, title: str) -> None:
-        """What the application does: change the row, then emit."""
+        """Change the row, then emit, as the application does."""
         changed = connection.execute(sa.update(Document).where(Document.id == number).values(title=title))
         if changed.rowcount:
             self.emit(connection, number, "updated", title)

@@ -50,13 +50,13 @@ class Clinic:
         (self.directory / "relaybox.toml").write_text(made if text is None else text)
 
     def run(self, *arguments: str, status: int = 0) -> str:
-        """What a command prints."""
+        """Return what a command prints."""
         done = CliRunner().invoke(app, ["--database", self.url, *arguments])
         assert done.exit_code == status, (done.stdout, done.stderr, done.exception)
         return done.stderr if status == 2 else done.stdout
 
     def report(self, *arguments: str) -> dict[str, Any]:
-        """All that the doctor says."""
+        """Return the doctor's whole report."""
         done = CliRunner().invoke(app, ["--database", self.url, "doctor", "--json", *arguments])
         assert done.exit_code in (0, 1), (done.stdout, done.stderr, done.exception)
         document: dict[str, Any] = json.loads(done.stdout)
@@ -64,7 +64,7 @@ class Clinic:
         return document
 
     def findings(self, *arguments: str) -> list[dict[str, str]]:
-        """What it finds; there is nothing that it could not look at."""
+        """Return what the doctor finds; check that it could examine everything."""
         document = self.report(*arguments)
         assert document["unseen"] == [], document["unseen"]
         found: list[dict[str, str]] = document["findings"]
@@ -72,13 +72,13 @@ class Clinic:
         return found
 
     def only_finding(self, title: str, *arguments: str) -> dict[str, str]:
-        """The one thing that is wrong; it may keep others from being looked at."""
+        """Return the only finding; it may keep others from being examined."""
         found: list[dict[str, str]] = self.report(*arguments)["findings"]
         assert len(found) == 1, found
         assert re.search(title, found[0]["title"]), found
         return found[0]
 
-    def mend(self, title: str, *arguments: str) -> dict[str, str]:
+    def repair(self, title: str, *arguments: str) -> dict[str, str]:
         """Do what the only finding says; then there is none."""
         finding = self.only_finding(title, *arguments)
         self.apply(finding["fix"])

@@ -70,7 +70,7 @@ def ground(url: str) -> Iterator[Ground]:
 
 
 def insert(event: Event, note: str | None = None) -> sa.Insert:
-    """The effect of an event."""
+    """Return the statement of an event's effect."""
     return EFFECT.insert().values(event_id=str(event.id), note=event.type if note is None else note)
 
 
@@ -84,7 +84,7 @@ def delivery(event_type: str = "order.paid", payload: str | None = '{"total":42}
 
 
 def packed(event_type: str = "order.paid", format: Any = "json", **given: Any) -> tuple[UUID, Envelope]:
-    """An event in a format."""
+    """Return an event in a format."""
     made = delivery(event_type, **given)
     return made.event_id, packer(format)(made)
 
@@ -92,13 +92,13 @@ def packed(event_type: str = "order.paid", format: Any = "json", **given: Any) -
 def request(
     event_type: str = "order.paid", format: Any = "json", *, secret: str = SECRET, at: float = 0, **given: Any
 ) -> tuple[dict[str, str], bytes]:
-    """A signed request, made ``at`` seconds from now."""
+    """Return a signed request, made ``at`` seconds from now."""
     event_id, (body, content_type, headers) = packed(event_type, format, **given)
     return signed(str(event_id), body, secret, at) | {"content-type": content_type, **headers}, body
 
 
 def signed(message_id: str, body: bytes, secret: str = SECRET, at: float = 0) -> dict[str, str]:
-    """The headers that vouch for a body."""
+    """Return the headers that sign a body."""
     timestamp = int(time.time() + at)
     return {
         "webhook-id": message_id,

@@ -37,7 +37,7 @@ SETTINGS = {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500}
 
 
 def make_consumer(kind: str, url: str, place: str, **options: Any) -> Loop:
-    """A consumer of a broker's topic, queue or stream, called ``books``."""
+    """Return a consumer of a broker's topic, queue or stream, called ``books``."""
     if kind == "kafka":
         from relaybox.receive.consumers.kafka import KafkaConsumer
 
@@ -109,7 +109,7 @@ async def until(met: Callable[[], bool], seconds: float = PATIENCE) -> None:
 
 
 def handling(consumer: Loop) -> Loop:
-    """With a handler that leaves an effect."""
+    """Add a handler that leaves an effect."""
 
     @consumer.on("order.*")
     async def effect(event: Event, connection: Any) -> None:

@@ -69,5 +69,5 @@ def read(bootstrap: str, topic: str) -> list[Message]:
 
 
 def headers(message: Message) -> dict[str, str]:
-    """The headers as texts."""
+    """Return the headers as texts."""
     return {name: value.decode() for name, value in message.headers() or ()}

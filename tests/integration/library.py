@@ -54,12 +54,12 @@ class Document(Base):
 
 
 def crooked(document: Document) -> dict[str, Any]:
-    """A document with another id than its own, where that is negative."""
+    """Return a document; if its id is negative, the document has another id."""
     return {"id": max(0, document.id), "title": document.title, "pages": document.pages}
 
 
 def broken(document: Document) -> dict[str, Any]:
-    """What is no JSON, where there is a thirteenth page."""
+    """Return a document; if it has thirteen pages, it has a value that JSON does not know."""
     return {"id": document.id, "pages": float("nan") if document.pages == 13 else document.pages}
 
 
@@ -116,7 +116,7 @@ class Library:
         return row is not None
 
     def remove(self, id_: int) -> None:
-        """No more of a document, and its event."""
+        """Delete a document and emit its event."""
         with self.database.begin() as connection:
             connection.execute(sa.delete(DOCUMENT).where(DOCUMENT.c.id == id_))
             self.outbox.emit(connection, "Document", id_, "document.deleted", {"id": id_})
@@ -128,12 +128,12 @@ class Library:
             return result.all() if result.returns_rows else result.rowcount
 
     def rows(self) -> dict[str, dict[str, Any]]:
-        """What the table has."""
+        """Return what the table has."""
         found = self.execute(sa.select(DOCUMENT))
         return {str(row.id): dict(row._mapping) for row in found}
 
     def ask(self, question: Callable[[Engine], Awaitable[T]]) -> T:
-        """What the engine says."""
+        """Return what the engine answers."""
 
         async def main() -> T:
             engine = open_engine(self.destination)
@@ -153,7 +153,7 @@ class Library:
         assert all(isinstance(answer, Delivered) for answer in answers), answers
 
     def indexed(self) -> dict[str, Any]:
-        """What the index has."""
+        """Return what the index has."""
 
         async def read(engine: Engine) -> dict[str, Any]:
             await engine.refresh(self.index)
@@ -171,7 +171,7 @@ class Library:
         return set(self.ask(lambda engine: engine.present(names)))
 
     def statuses(self) -> list[str]:
-        """The statuses of the deliveries, in their order."""
+        """Return the statuses of the deliveries, in their order."""
         event = self.outbox.tables.event
         return [row.status for row in self.execute(sa.select(event.c.status).order_by(event.c.position))]
 

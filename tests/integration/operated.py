@@ -1,4 +1,4 @@
-"""An outbox for tests of operators' work: rows in every state, and a look at the tables from beside."""
+"""An outbox for tests of operators' work: rows in every state, and a direct view of the tables."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ class Operated:
             return [tuple(row) for row in connection.execute(query)]  # type: ignore[misc]
 
     def done(self) -> list[tuple[str, str, int]]:
-        """Who did what to how many rows."""
+        """Return who did what to how many rows."""
         return [(actor, action, affected) for actor, action, _, affected in self.audit()]
 
     def change(self, id_: UUID, **values: Any) -> None:
@@ -132,7 +132,7 @@ class Operated:
             connection.execute(sa.update(event).where(event.c.id == id_).values(**values))
 
     def beat(self, name: str = "relay-1", *, ago: float = 0) -> None:
-        """A relay's heartbeat, so many seconds ago."""
+        """Write a relay's heartbeat of so many seconds ago."""
         seen = datetime.now(UTC) - timedelta(seconds=ago)
         values = {"name": name, "host": "here", "pid": 1, "version": "1", "seen_at": seen}
         with self.engine.begin() as connection:
@@ -148,7 +148,7 @@ def details(value: Any) -> Any:
 
 
 def on(url: str, work: Callable[[Operated], Awaitable[T]]) -> T:
-    """Work on the outbox from beside a command."""
+    """Work on the outbox while a command runs."""
 
     async def start() -> T:
         outbox = Operated(url)

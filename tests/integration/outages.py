@@ -73,7 +73,7 @@ def large() -> list[Delivery]:
 
 
 def shop_to(url: str, database: str, **options: Any) -> Shop:
-    """A shop with the destination ``broker``, which soon tries again."""
+    """Return a shop with the destination ``broker``, which retries soon."""
     soon: dict[str, Any] = {"poll_interval": "50ms", "backoff": {"base": "50ms", "cap": "500ms"}}
     destination = Destination("broker", url, **{"ordered": True, "timeout": "5s", **soon, **options})
     return Shop(database, destinations=[destination], routes=[Route("*", to="broker")])
@@ -105,8 +105,8 @@ async def read_back(place: Place, shop: Shop, events: int, keys: int) -> int:
     return len(entries) - events
 
 
-async def untroubled(database: str, url: str, trouble: str, mend: Callable[[], Awaitable[None]]) -> None:
-    """Trouble of one destination is reported, holds up no other, and is over once it is mended."""
+async def untroubled(database: str, url: str, trouble: str, repair: Callable[[], Awaitable[None]]) -> None:
+    """Check that trouble of one destination is reported, delays no other, and ends once it is fixed."""
     shop = Shop(
         database,
         destinations=[
@@ -123,7 +123,7 @@ async def untroubled(database: str, url: str, trouble: str, mend: Callable[[], A
     assert reasons
     assert all(trouble in error and "s3cret" not in error for error in reasons)
     assert {attempts for _, attempts, _ in shop.rows()} <= {0, 1}
-    await mend()
+    await repair()
     async with shop.outbox.relay():
         await await_for(lambda: shop.states() == {"delivered": 60}, "everything is delivered")
 

@@ -47,7 +47,7 @@ class Project:
 
     @contextmanager
     def running(self, *arguments: str, **env: str) -> Iterator[warm.Process]:
-        """A command that goes on; its log is in the file ``log`` and its output in ``out``."""
+        """Run a command in the background; its log is in the file ``log`` and its output in ``out``."""
         with (self.directory / "log").open("wb") as log, (self.directory / "out").open("wb") as out:
             environment = self.environment | env
             process = warm.start(arguments, self.directory, environment, out.fileno(), log.fileno())

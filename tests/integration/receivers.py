@@ -49,7 +49,7 @@ async def listening(
     host: str | list[str] = "127.0.0.1",
     tls: ssl.SSLContext | None = None,
 ) -> AsyncIterator[Receiver]:
-    """A receiver that does ``talk`` on every connection."""
+    """Run a receiver that does ``talk`` on every connection."""
     receiver = Receiver()
     tasks: set[asyncio.Task[None]] = set()
 
@@ -83,7 +83,7 @@ async def listening(
 
 @asynccontextmanager
 async def answering(*answers: bytes, tls: ssl.SSLContext | None = None) -> AsyncIterator[Receiver]:
-    """Answers the requests with these bytes, one after the other, the last one for ever after."""
+    """Answer the requests with these bytes, one after the other, and with the last ones from then on."""
     left = list(answers)
 
     async def talk(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -109,6 +109,6 @@ async def doing(act: Talk) -> AsyncIterator[Receiver]:
 
 
 def answer(status: str, body: bytes = b"", *headers: str) -> bytes:
-    """A whole answer: ``answer("503 Service Unavailable", b"come back", "Retry-After: 3")``."""
+    """Return a whole answer: ``answer("503 Service Unavailable", b"come back", "Retry-After: 3")``."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}", *headers, "", ""]
     return "\r\n".join(lines).encode("latin-1") + body

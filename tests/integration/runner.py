@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
 
 
 class Runner:
-    """Listens at ``url``. What it does not answer is kept waiting, for ever."""
+    """Listens at ``url``. A request that it does not answer waits without end."""
 
     def __init__(self) -> None:
         self.down: str | None = None
@@ -52,7 +52,7 @@ class Runner:
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def refuse(self) -> None:
-        """Stop listening: whoever comes is refused."""
+        """Stop listening: new connections are refused."""
         assert self._server is not None
         self._server.close()
         talks = list(self._talks)
@@ -95,14 +95,14 @@ class Runner:
         return OK
 
     def in_last_second(self) -> int:
-        """How many it took."""
+        """Return how many requests it took in the last second."""
         since = time.monotonic() - 1
         return sum(arrival.at > since for arrival in self.taken)
 
 
 @asynccontextmanager
 async def running() -> AsyncIterator[Runner]:
-    """A runner that listens until the block ends."""
+    """Run a runner that listens until the block ends."""
     runner = Runner()
     await runner.listen()
     try:

@@ -1,4 +1,4 @@
-"""Search engines behind a network that can fail, and what can befall each of them."""
+"""Search engines behind a network that can fail, and the faults of each of them."""
 
 from __future__ import annotations
 

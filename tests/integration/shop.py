@@ -28,7 +28,7 @@ SOON = 0.2
 
 
 def shop_for(database: str, *destinations: Destination, **options: Any) -> Shop:
-    """A shop whose events all go to these."""
+    """Return a shop whose events all go to these destinations."""
     routes = [Route("*", to=[destination.name for destination in destinations])]
     return Shop(database, destinations=list(destinations), routes=routes, **options)
 
@@ -51,20 +51,23 @@ class Shop:
 
         return taken
 
-    def emit(self, count: int, *, keys: int = 1, first: int = 0, event_type: str = "order.paid") -> None:
-        calls = [Call("Order", n % keys, event_type, {"n": n}) for n in range(first, first + count)]
+    def emit(
+        self, count: int, *, keys: int = 1, first: int = 0, event_type: str = "order.paid", **options: Any
+    ) -> None:
+        numbers = range(first, first + count)
+        calls = [Call("Order", n % keys, event_type, {"n": n}, **options) for n in numbers]
         with self.engine.begin() as connection:
             self.outbox.emit_many(connection, calls)
 
     def rows(self) -> list[tuple[str, int, str | None]]:
-        """The state, the attempts and the last error of each row, in order."""
+        """Return the state, the attempts and the last error of each row, in order."""
         event = self.outbox.tables.event.c
         query = sa.select(event.status, event.attempts, event.error_message).order_by(event.position)
         with self.engine.connect() as connection:
             return [tuple(row) for row in connection.execute(query)]
 
     def states(self, destination: str | None = None) -> dict[str, int]:
-        """How many rows are in each state."""
+        """Return how many rows are in each state."""
         event = self.outbox.tables.event.c
         query = sa.select(event.status, sa.func.count()).group_by(event.status)
         if destination is not None:
@@ -76,26 +79,26 @@ class Shop:
         return sum(token is not None for token in self.column("lease_token"))
 
     def circuit(self, destination: str) -> str:
-        """The state of a destination's circuit."""
+        """Return the state of a destination's circuit."""
         place = self.outbox.tables.destination.c
         with self.engine.connect() as connection:
             found = connection.scalars(sa.select(place.circuit).where(place.name == destination)).first()
         return found or "closed"
 
     def column(self, column: str, **values: Any) -> list[Any]:
-        """The values of one column in the rows that have these values, in the order of positions."""
+        """Return one column of the rows that have these values, in the order of positions."""
         event = self.outbox.tables.event.c
         rows = [event[name] == value for name, value in values.items()]
         with self.engine.connect() as connection:
             return list(connection.scalars(sa.select(event[column]).where(*rows).order_by(event.position)))
 
     def parked(self) -> list[UUID]:
-        """The rows that wait behind another one."""
+        """Return the rows that wait behind another one."""
         return self.column("id", status="pending", next_attempt_at=None)
 
     @asynccontextmanager
     async def store(self, **options: Any) -> AsyncIterator[SqlStore]:
-        """A store of its own on the database."""
+        """Open a store of its own on the database."""
         store = open_store(self.outbox.settings.database, self.outbox.tables, **options)
         try:
             yield store
@@ -104,7 +107,7 @@ class Shop:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """An open READ COMMITTED transaction, committed at the end of the block."""
+        """Begin a READ COMMITTED transaction and commit it at the end of the block."""
         with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as connection:
             yield connection
 
@@ -137,7 +140,7 @@ def _execute(connection: sa.Connection, query: Query) -> list[Any]:
 
 
 def in_order(numbers: Iterable[int], keys: int) -> bool:
-    """Whether the events of each key arrived in their order, and once each."""
+    """True if the events of each key arrived in their order, and once each."""
     by_key: dict[int, list[int]] = defaultdict(list)
     for n in numbers:
         by_key[n % keys].append(n)

@@ -92,13 +92,13 @@ def found(port: int, *addresses: str) -> list[Any]:
 
 
 async def loopback(host: str, port: int) -> list[Any]:
-    """A resolver in the hands of an attacker."""
+    """Resolve every name to the loopback, as a resolver that an attacker controls."""
     return found(port, "127.0.0.1")
 
 
 @pytest.fixture
 async def canary() -> AsyncIterator[Receiver]:
-    """Listens on every address of this machine, and answers whoever comes."""
+    """Listens on every address of this machine, and answers every request."""
     receiver = Receiver()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -137,7 +137,7 @@ async def test_a_hostile_url_is_refused_and_nobody_is_called(host: str, canary: 
 
 
 def is_refusal(said: Answer) -> bool:
-    """Whether it was refused here, and did not merely fail."""
+    """True if our check refused it, rather than that it failed later."""
     refusals = ("to allow of destination 'runner'", "neither a name nor an address", "unusual way to write")
     return (
         isinstance(said, Unavailable)

@@ -55,8 +55,8 @@ PLAIN = b"<html>The plain HTTP request was sent to HTTPS port</html>"
     ],
 )
 async def test_somebody_else_who_answers_fails_no_event(answers: Sequence[bytes]) -> None:
-    told = await answered(*answers)
-    assert [type(one) for one in told] == [Unavailable] * 2
+    results = await answered(*answers)
+    assert [type(one) for one in results] == [Unavailable] * 2
 
 
 @pytest.mark.parametrize("body", [b"[]", b"{", b'"\xff"'])
@@ -69,7 +69,7 @@ async def test_an_index_that_somebody_else_tells_of_is_unavailable(body: bytes) 
 async def test_a_message_that_repeats_the_key_does_not_show_it() -> None:
     said = json.dumps({"message": f"Record quota exceeded for\n{KEY}{'!' * 10_000}"}).encode()
     [first, _] = await answered(answer("403 Forbidden", said))
-    assert isinstance(first, Throttled), "it is no event's doing, also while others are taken"
+    assert isinstance(first, Throttled), "no event is to blame, even while others are taken"
     assert "quota exceeded for ***!" in first.reason
     assert KEY not in first.reason
     assert len(first.reason) < 300
@@ -77,8 +77,8 @@ async def test_a_message_that_repeats_the_key_does_not_show_it() -> None:
 
 async def test_a_place_that_makes_no_sense_names_no_record() -> None:
     said = json.dumps({"message": "Invalid record", "position": "first"}).encode()
-    told = await answered(answer("400 Bad Request", said))
-    assert [type(one) for one in told] == [Reject] * 2
+    results = await answered(answer("400 Bad Request", said))
+    assert [type(one) for one in results] == [Reject] * 2
 
 
 async def test_bad_records_are_not_looked_for_without_end() -> None:
@@ -91,12 +91,12 @@ async def test_bad_records_are_not_looked_for_without_end() -> None:
             writer.write(said)
 
     async with listening(talk) as receiver, engine_at(receiver, timeout="500ms") as engine:
-        told = await engine.write("documents", [Change(str(n), {"id": str(n)}, n) for n in range(256)])
-    assert {type(one) for one in told} == {Reject, Unavailable}
+        results = await engine.write("documents", [Change(str(n), {"id": str(n)}, n) for n in range(256)])
+    assert {type(one) for one in results} == {Reject, Unavailable}
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", "*"])
-async def test_a_name_that_would_mean_something_else_is_no_index(name: str) -> None:
+async def test_a_name_that_would_mean_something_else_is_not_an_index(name: str) -> None:
     async with answering(TAKEN) as receiver, engine_at(receiver) as engine:
         with pytest.raises(Reject, match="no index of Algolia can be called"):
             await engine.present([name])

@@ -147,12 +147,12 @@ def test_errors(server: Server) -> None:
 def test_a_record_too_big_spoils_its_batch(server: Server) -> None:
     asked = batch(("addObject", {"objectID": "a"}), ("addObject", {"objectID": "b", "text": "x" * 14_000}))
     answer = ask(server, "POST", "/i/batch", asked)
-    told = "Record at the position 1 objectID=b is too big size=14026/10000 bytes"
-    assert answer["message"].startswith(told)
+    message = "Record at the position 1 objectID=b is too big size=14026/10000 bytes"
+    assert answer["message"].startswith(message)
     assert (answer["position"], answer["objectID"], answer["status"]) == (1, "b", 400)
     server.faults(terse=True)
     answer = ask(server, "POST", "/i/batch", asked)
-    assert answer["message"].startswith(told)
+    assert answer["message"].startswith(message)
     assert "position" not in answer
     assert ask(server, "GET", "") == {"items": [], "nbPages": 1}
 

@@ -1,4 +1,4 @@
-"""Backfills: beside live writers, killed half-way, cancelled, twice at once, and of wrong sources."""
+"""Backfills: with live writers, killed half-way, cancelled, twice at once, and of wrong sources."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from relaybox.errors import ConfigError, StoreError
 from relaybox.search import Source, abackfill
-from relaybox.search.checkpoint import Lost
+from relaybox.search.checkpoint import Checkpoint, Lost
 from relaybox.search.results import Backfilled
 from relaybox.search.select_rows import SelectRows
 from relaybox.search.workspace import open_rows
@@ -89,9 +89,9 @@ def test_one_that_is_killed_goes_on_and_emits_each_document_once(archive: Archiv
         process.send_signal(signal.SIGKILL)
         process.wait(60)
 
-    told = json.loads(project.run(*WORDS, "--json"))
+    report = json.loads(project.run(*WORDS, "--json"))
 
-    assert (told["resumed_from"], told["done"]) == (20, 120)
+    assert (report["resumed_from"], report["done"]) == (20, 120)
     assert archive.ids() == list(range(1, 121))
     [operation] = archive.operations()
     assert operation.state == "done"
@@ -107,9 +107,9 @@ def test_one_that_is_interrupted_says_how_to_go_on(archive: Archive, project: Pr
     [operation] = archive.operations()
     assert operation.state == "cancelled"
 
-    told = project.run(*WORDS)
+    output = project.run(*WORDS)
 
-    assert told.startswith("emitted 120 documents to search (went on after id ")
+    assert output.startswith("emitted 120 documents to search (went on after id ")
     assert archive.ids() == list(range(1, 121))
 
 
@@ -170,7 +170,7 @@ def test_restart_leaves_what_was_interrupted(archive: Archive) -> None:
 
 @asynccontextmanager
 async def under_way(archive: Archive, **options: Any) -> AsyncIterator[asyncio.Task[Backfilled]]:
-    """A backfill that has emitted a page."""
+    """Run a backfill that has emitted a page."""
     begun = asyncio.Event()
     given = {"batch": 5, "progress": lambda _: begun.set(), **options}
     working = asyncio.create_task(abackfill(archive.outbox, "search", DOCUMENTS, **given))
@@ -205,11 +205,28 @@ async def test_one_that_is_cancelled_ends_and_can_be_gone_on_with(archive: Archi
     assert archive.ids() == list(range(1, 121))
 
 
+async def test_one_that_is_interrupted_twice_is_on_record_as_cancelled(
+    archive: Archive, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end = Checkpoint.end
+    async with under_way(archive, max_pending=5) as working:
+
+        def interrupted(self: Checkpoint, *given: Any) -> Any:
+            working.cancel()
+            return (yield from end(self, *given))
+
+        monkeypatch.setattr(Checkpoint, "end", interrupted)
+        await cancel(working)
+        [operation] = archive.operations()
+
+    assert operation.state == "cancelled"
+
+
 async def test_one_taken_over_emits_nothing_more(archive: Archive, monkeypatch: pytest.MonkeyPatch) -> None:
     # Its next page comes before its next sign of life, and its last one long after the other has begun.
     async with under_way(archive, rate=10) as working:
         # As if it had been silent for long: another one takes it for dead.
-        monkeypatch.setattr("relaybox.search.checkpoint.STALLED", -1.0)
+        monkeypatch.setattr("relaybox.operate.runner.STALLED", -1.0)
         done = await abackfill(archive.outbox, "search", DOCUMENTS)
         with pytest.raises(Lost):
             await working
@@ -259,11 +276,11 @@ async def test_a_commit_in_doubt_is_not_repeated(archive: Archive, monkeypatch: 
 
 
 async def test_it_waits_while_too_much_is_pending(archive: Archive) -> None:
-    told: list[int | None] = []
+    counts: list[int | None] = []
     done: list[int] = []
 
     def progress(now: Any) -> None:
-        told.append(now.waiting)
+        counts.append(now.waiting)
         done.append(now.done)
         if now.waiting is not None:
             with archive.engine.begin() as connection:
@@ -271,10 +288,10 @@ async def test_it_waits_while_too_much_is_pending(archive: Archive) -> None:
 
     await abackfill(archive.outbox, "search", DOCUMENTS, batch=20, max_pending=30, progress=progress)
 
-    assert 31 in told
+    assert 31 in counts
     assert done[-1] == 120
     # Never more than one page above the limit.
-    assert done[told.index(31)] == 40
+    assert done[counts.index(31)] == 40
 
 
 def test_a_dry_run_writes_nothing(archive: Archive) -> None:
@@ -291,11 +308,11 @@ def test_a_dry_run_tells_where_an_interrupted_one_goes_on(archive: Archive, proj
     source = Source(DOCUMENTS.documents, aggregate_type="Document", name="shop:documents")
     run(archive, source, batch=10, stop=stop_after(3))
 
-    told = project.run(*WORDS, "--dry-run").splitlines()
+    lines = project.run(*WORDS, "--dry-run").splitlines()
     again = project.run(*WORDS, "--dry-run", "--restart").splitlines()
 
-    assert told[0].startswith("would emit 90 of 120 documents to search: goes on after id 30, ")
-    assert told[1] == "first: document.updated of Document 31"
+    assert lines[0].startswith("would emit 90 of 120 documents to search: goes on after id 30, ")
+    assert lines[1] == "first: document.updated of Document 31"
     assert again[:2] == ["would emit 120 documents to search", "first: document.updated of Document 1"]
     assert len(archive.ids()) == 30
 

@@ -1,4 +1,4 @@
-"""Backfills and repairs beside an application: whose transactions they neither hold up for long nor end."""
+"""Backfills and repairs neither block an application's transactions for long nor end them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ async def test_while_a_row_is_held_all_others_can_be_changed(archive: Archive) -
 
 @contextmanager
 def backwards(archive: Archive) -> Iterator[list[Exception]]:
-    """A writer whose transactions change documents from the last to the first; the errors that it got."""
+    """Change documents from the last to the first in transactions; yield the errors that this gets."""
     ending = threading.Event()
     errors: list[Exception] = []
     began = threading.Event()
@@ -105,7 +105,7 @@ def test_a_writer_in_the_other_order_breaks_no_deadlock(
 
 @pytest.mark.parametrize("archive", ["postgresql-18"], indirect=True)
 async def test_a_repair_does_not_stand_in_the_way_of_writers_behind_a_long_one(archive: Archive) -> None:
-    """PostgreSQL lets nobody past who waits for the table, so that must not last."""
+    """PostgreSQL lets no other transaction past one that waits for the table, so that must not last."""
     with archive.engine.begin() as writer:
         archive.change(writer, 5, "long")
         working = asyncio.create_task(repair(archive, ["900"]))
@@ -152,11 +152,11 @@ KILLS = {
 
 
 def test_connections_that_break_in_the_middle_of_a_page_lose_and_repeat_nothing(archive: Archive) -> None:
-    told: list[int] = []
+    read_ids: list[int] = []
 
     def document(one: Any) -> dict[str, Any]:
-        told.append(one.id)
-        if len(told) in (30, 90):
+        read_ids.append(one.id)
+        if len(read_ids) in (30, 90):
             kill(archive)
         return {"id": one.id, "title": one.title}
 
@@ -164,7 +164,7 @@ def test_connections_that_break_in_the_middle_of_a_page_lose_and_repeat_nothing(
 
     assert (done.done, done.stopped) == (120, False)
     assert archive.ids() == list(range(1, 121))
-    assert len(told) > 120
+    assert len(read_ids) > 120
 
 
 def kill(archive: Archive) -> None:
@@ -177,7 +177,7 @@ def kill(archive: Archive) -> None:
 
 
 @pytest.mark.parametrize("archive", ["postgresql-18"], indirect=True)
-def test_an_id_that_is_too_long_is_told(archive: Archive) -> None:
+def test_an_id_that_is_too_long_is_reported(archive: Archive) -> None:
     metadata = sa.MetaData()
     table = sa.Table("thing", metadata, sa.Column("id", sa.String(400), primary_key=True))
     metadata.create_all(archive.engine)

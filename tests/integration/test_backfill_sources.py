@@ -98,9 +98,9 @@ WRONG: dict[str, tuple[Any, str]] = {
 
 @pytest.mark.parametrize("name", WRONG)
 def test_what_cannot_be_a_source_is_refused(small: Archive, name: str) -> None:
-    documents, told = WRONG[name]
+    documents, expected = WRONG[name]
 
-    with pytest.raises(RelayboxError, match=told):
+    with pytest.raises(RelayboxError, match=expected):
         run(small, Source(documents))
 
     assert small.events() == []
@@ -134,17 +134,17 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
         '{"id":1,"title":"title 1"}',
     ]
     assert project.run(*words, "shop:documents") == "emitted 10 documents to search\n"
-    told = json.loads(
+    report = json.loads(
         project.run(*words, "shop:letters", "--json", "--aggregate-type", "Letter", "--rate", "500/s")
     )
-    assert (told["done"], told["total"], told["refused"]) == (3, 3, [])
+    assert (report["done"], report["total"], report["refused"]) == (3, 3, [])
     assert small.events()[-1][:2] == ("c", "letter.updated")
     refused = project.run(*words, "shop:odd", status=1)
     assert "the document 2 cannot be an event: $.data" in refused
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "expected"),
     [
         (("shop:documents", "--destination", "serach"), "did you mean 'search'?"),
         (("shop:document_s",), "did you mean 'documents'?"),
@@ -157,13 +157,13 @@ def test_the_command_tells_what_it_does(tmp_path: Path, small: Archive) -> None:
     ],
 )
 def test_the_command_names_mistakes(
-    tmp_path: Path, small: Archive, words: tuple[str, ...], told: str
+    tmp_path: Path, small: Archive, words: tuple[str, ...], expected: str
 ) -> None:
     project = make_project(tmp_path, small)
 
     message = project.run("backfill", "--destination", "search", "--source", *words, status=2)
 
-    assert told in message
+    assert expected in message
     assert len(message.splitlines()) == 1
     assert small.events() == []
 

@@ -37,7 +37,7 @@ SOON: dict[str, Any] = {"backoff": {"base": "10ms"}}
 
 
 def rejecting(consumer: Loop) -> Loop:
-    """With a handler that rejects ``order.lost``."""
+    """Add a handler that rejects ``order.lost``."""
 
     @consumer.on("order.lost")
     async def reject(event: Event) -> None:
@@ -388,7 +388,7 @@ class TestRabbitmqConsumer(ConsumerContract):
             await bench.effects(second)
         await bench.line.leaves(0)
 
-    async def test_wrong_credentials_are_told_without_the_password(
+    async def test_wrong_credentials_are_reported_without_the_password(
         self, bench: Bench, caplog: pytest.LogCaptureFixture
     ) -> None:
         line = bench.line
@@ -454,7 +454,9 @@ async def test_a_stop_before_the_start_is_a_stop() -> None:
         (RabbitmqConsumer, ("amqp://x", "q"), {"prefetch": 0}, "prefetch = 0"),
     ],
 )
-def test_mistakes_are_told_when_it_is_made(kind: Any, place: Any, options: Any, message: str) -> None:
+def test_mistakes_are_reported_when_a_consumer_is_made(
+    kind: Any, place: Any, options: Any, message: str
+) -> None:
     needed = {KafkaConsumer: {"group": "g"}, NatsConsumer: {"durable": "d"}}.get(kind, {})
     with pytest.raises(ConfigError, match=message):
         kind(*place, **(GIVEN | needed | options))

@@ -43,13 +43,13 @@ class Sized(Shop):
         await self.held.wait()
 
     def put(self, count: int, **parts: Any) -> None:
-        """All at once; one statement each, as MariaDB takes no more than 16 MB in one."""
+        """Insert all rows, one statement each: MariaDB takes at most 16 MB in one."""
         with self.engine.begin() as connection:
             for _ in range(count):
                 self.outbox.emit(connection, "Order", 1, "order.paid", **parts)
 
     async def claims(self, **options: Any) -> list[list[int]]:
-        """The positions of each claim until nothing is left; what was claimed is delivered."""
+        """Claim and deliver until nothing is left; return the positions of each claim."""
         claims = []
         async with self.store() as store:
             while deliveries := (await store.claim(replace(self.want, **options))).deliveries:
@@ -59,7 +59,7 @@ class Sized(Shop):
 
 
 def parts(positions: list[int], *lengths: int) -> list[list[int]]:
-    """Some positions, cut into parts of these lengths."""
+    """Cut some positions into parts of these lengths."""
     left = iter(positions)
     return [[next(left) for _ in range(length)] for length in lengths]
 
@@ -112,7 +112,7 @@ async def test_a_row_that_is_larger_than_a_claim_is_claimed_alone(
 async def test_large_events_after_small_ones_do_not_fill_the_memory(
     kind: str, ordered: bool, migrated_database: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relay learns from small events to claim many, and has them all in flight before one is done."""
+    """From small events a relay learns to claim many; then all of the large ones are in flight at once."""
     shop, in_flight = Sized(migrated_database(kind), ordered), [0]
     add = InFlight.add
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -23,20 +24,21 @@ from sqlalchemy.orm import Session, sessionmaker
 from relaybox import Reject, Retry
 from relaybox.contrib.celery import inbox_task
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Unavailable, Unreachable
+from relaybox.core.outcome import Delivered, Released, Unavailable, Unreachable
 from relaybox.errors import ConfigError
 from relaybox.receive.inbox import Inbox
+from relaybox.sinks.sink import Answer, Regardless
 from relaybox.testing.sink_contract import make_delivery
 from tests.conftest import available
 from tests.integration.consumed import EFFECT, Ground, ground, packed
 from tests.integration.sinking import check_refused, send, sink_to
 from tests.servers import redis
-from tests.waiting import PATIENCE, wait_for
+from tests.waiting import PATIENCE, cancel, wait_for
 
 
 @pytest.fixture
 def app(redis_url: str) -> Iterator[Celery]:
-    """The application of this test, with a queue that is empty."""
+    """Return the application of this test, with an empty queue."""
     app = Celery("shop", broker=redis_url)
     app.conf.task_default_queue = f"shop-{id(app)}"
     yield app
@@ -44,7 +46,7 @@ def app(redis_url: str) -> Iterator[Celery]:
 
 
 def messages(app: Celery, queue: str | None = None) -> list[Any]:
-    """What workers would find, oldest first."""
+    """Return the messages that workers would find, oldest first."""
     with app.connection_for_read() as connection:
         bound = Queue(queue or app.conf.task_default_queue)(connection.channel())
         return list(iter(lambda: bound.get(no_ack=True), None))
@@ -122,6 +124,24 @@ async def test_a_broker_that_says_nothing_is_unavailable() -> None:
         app = Celery("shop", broker=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
         [answer] = await send("celery:shop.tasks.index", make_delivery(), timeout=0.2)
     check_refused(answer, Unavailable, "took longer")
+    app.close()
+
+
+async def test_a_stop_during_an_outage_of_the_broker_counts_nothing() -> None:
+    reported = asyncio.get_running_loop().create_future()
+
+    class Reports(Regardless):
+        def report(self, delivery: Delivery, answer: Answer) -> None:
+            reported.set_result(answer)
+
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        app = Celery("shop", broker=f"redis://127.0.0.1:{silent.getsockname()[1]}/0")
+        async with sink_to("celery:shop.tasks.index") as sink:
+            sending = asyncio.ensure_future(sink.send([make_delivery()], Reports()))
+            connected, _ = await asyncio.to_thread(silent.accept)
+            await cancel(sending)
+            connected.close()
+    assert await reported == Released()
     app.close()
 
 
@@ -236,7 +256,7 @@ def test_a_call_is_known_by_its_id(eager: Celery, place: Ground) -> None:
     assert notes(place, note) == 2
 
 
-def test_something_that_has_an_id_is_no_event(eager: Celery, place: Ground) -> None:
+def test_an_object_with_an_id_is_not_an_event(eager: Celery, place: Ground) -> None:
     task, order = task_of(eager, place), {"id": str(uuid4()), "total": 42}
     for _ in range(2):
         task.delay(order)
@@ -268,7 +288,7 @@ def test_a_function_that_returns_its_work_fails_and_leaves_no_mark(eager: Celery
     assert place.marks("test.returning") == 0
 
 
-def test_a_transaction_that_swallows_the_failure_is_no_success(eager: Celery, place: Ground) -> None:
+def test_a_transaction_that_swallows_the_failure_is_not_a_success(eager: Celery, place: Ground) -> None:
     @contextmanager
     def swallowing() -> Iterator[Any]:
         with suppress(OSError), place.engine.begin() as connection:
@@ -291,7 +311,7 @@ def test_a_block_that_does_not_commit_is_refused(eager: Celery, place: Ground) -
     assert "does not commit" in str(unwritten.delay().result)
 
 
-def test_messages_stay_until_the_commit_unless_told_otherwise(eager: Celery, place: Ground) -> None:
+def test_messages_stay_until_the_commit_unless_set_otherwise(eager: Celery, place: Ground) -> None:
     task = task_of(eager, place)
     assert (task.acks_late, task.reject_on_worker_lost) == (True, True)
     assert task.name.endswith("index")
@@ -311,10 +331,10 @@ def test_a_worker_runs_it(eager: Celery, place: Ground) -> None:
     assert notes(place, note) == 1
 
 
-def test_mistakes_are_told() -> None:
+def test_mistakes_are_reported() -> None:
     async def asynchronous(session: Any) -> None: ...
 
-    with pytest.raises(ConfigError, match="async function"):
+    with pytest.raises(ConfigError, match="is async; make it a plain function"):
         inbox_task(inbox=Inbox(), transaction=dict)(asynchronous)
     with pytest.raises(ConfigError, match="transaction = 5"):
         inbox_task(inbox=Inbox(), transaction=5)

@@ -26,7 +26,7 @@ from tests.schema_snapshot import run_script, snapshot
 APPLIED = ("applied 1 (the tables)", "applied 2 (samples and operations)", "applied 3 (settings)")
 DEFAULT = "sqlite:///relaybox.db"
 SLASHES = "write sqlite:///shop.db (three slashes; four for an absolute path)"
-PORT = "the port 'abc' is no number"
+PORT = "the port 'abc' is not a number"
 
 each_database = pytest.mark.parametrize("kind", EVERY_KIND)
 Relaybox = Callable[..., str]

@@ -61,7 +61,7 @@ def assert_complaint(project: Project, message: str, *arguments: str, command: t
 
 @pytest.fixture
 def migrated(project: Project, migrated_database: Callable[[str], str]) -> Project:
-    """With an application, and tables in ``relaybox.db``."""
+    """Return the project with an application, and with tables in ``relaybox.db``."""
     project.write("shop.py", APP)
     shutil.copy(migrated_database("sqlite").removeprefix("sqlite:///"), project.directory / "relaybox.db")
     return project
@@ -118,8 +118,8 @@ def test_a_wrong_setting_is_one_line_and_the_status_2(settings: str, message: st
         ("shop", "it is not module:name; write where the application's Outbox is, such as --app"),
         ("shopp:outbox", "there is no module 'shopp' in "),
         ("shop:outbux", "shop has no 'outbux'; did you mean 'outbox'?"),
-        ("shop:number", "it is no Outbox but of type int; "),
-        ("shop:on_order", "it is no Outbox but a function that needs arguments; "),
+        ("shop:number", "it is not an Outbox but of type int; "),
+        ("shop:on_order", "it is not an Outbox but a function that needs arguments; "),
         ("shop:fail", "the call failed: RuntimeError: no such tenant (shop.py, line 11)"),
         ("needy:outbox", f"needy {FAILED}ModuleNotFoundError: No module named 'absent' (needy.py, line 1)"),
         ("wrong:outbox", f"wrong {FAILED}ConfigError: database = 'oracle://***@host/db': write one of"),
@@ -274,7 +274,7 @@ def test_init_writes_what_works(project: Project) -> None:
     assert '{"total":42}' in said
 
 
-def test_init_overwrites_only_when_told_to(project: Project) -> None:
+def test_init_overwrites_only_when_asked_to(project: Project) -> None:
     project.write("relaybox.toml", "mine")
     assert project.run("init", status=2) == "relaybox: relaybox.toml exists already; --force overwrites it\n"
     assert project.read("relaybox.toml") == "mine"

@@ -56,7 +56,7 @@ def project(tmp_path: Path) -> Project:
 def shop(
     request: pytest.FixtureRequest, project: Project, migrated_database: Callable[[str], str]
 ) -> Iterator[Shop]:
-    """What emits, into the database that the project's relay reads."""
+    """Yield a shop that emits into the database of the project's relay."""
     url = migrated_database(request.param)
     project.write("relaybox.toml", f'[relaybox]\ndatabase = "{url}"\napp = "shop:outbox"\n')
     shop = Shop(url)
@@ -173,7 +173,7 @@ def test_what_waits_without_a_reason_is_delivered_by_a_drain(shop: Shop, project
     assert shop.states() == {"delivered": 2}
 
 
-def test_an_operators_pause_is_told_by_a_drain_and_seen_in_the_log(shop: Shop, project: Project) -> None:
+def test_an_operators_pause_is_reported_by_a_drain_and_seen_in_the_log(shop: Shop, project: Project) -> None:
     shop.emit(1)
     project.run("pause", "on_order", "--reason", "maintenance")
     assert "on_order: paused: maintenance\n" in project.run("drain")
@@ -209,7 +209,7 @@ def test_no_secret_appears_in_a_log(project: Project, migrated_database: Callabl
     assert "hush" not in shown
 
 
-def test_trouble_with_the_database_is_told_when_it_begins_and_ends(shop: Shop, project: Project) -> None:
+def test_trouble_with_the_database_is_reported_when_it_begins_and_ends(shop: Shop, project: Project) -> None:
     def rename(before: str, after: str) -> None:
         with shop.engine.begin() as connection:
             connection.exec_driver_sql(f"ALTER TABLE {before} RENAME TO {after}")

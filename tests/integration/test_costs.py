@@ -10,6 +10,7 @@ import gc
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from datetime import timedelta
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -55,7 +56,7 @@ class Wire:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[str]:
-        """The URL to connect to."""
+        """Listen; yield the URL to connect to."""
         listener = await asyncio.start_server(self._connected, "127.0.0.1", 0)
         port = listener.sockets[0].getsockname()[1]
         try:
@@ -115,7 +116,7 @@ def delivered(claim: Claim) -> list[Settlement]:
 
 
 def mixed(claim: Claim) -> list[Settlement]:
-    """Every outcome there is."""
+    """Return one outcome of every kind."""
     outcomes: list[Outcome] = [
         Delivered(),
         Delivered(keep=False),
@@ -260,7 +261,7 @@ async def test_the_first_ordered_claim_of_a_destination_makes_its_row(url: str) 
 async def counted_by_statement(
     module: Any, url: str, tables: Tables, monkeypatch: pytest.MonkeyPatch
 ) -> AsyncIterator[Counted]:
-    """A store of a driver without pipelines, where each statement is a round trip."""
+    """Open a store of a driver without pipelines, where each statement is a round trip."""
     fetch, total = module._fetch, 0
 
     def counting(connection: Any, query: Any) -> Any:
@@ -388,9 +389,18 @@ class Drained(Shop):
     async def take(self, event: Event) -> None:
         self.handled += 1
 
+    def age(self) -> None:
+        """Let the events be a day old: young ones of one settle may belong to several buckets of the charts,
+        which costs up to five calls each.
+        """
+        event = self.outbox.tables.event
+        with self.engine.begin() as connection:
+            connection.execute(sa.update(event).values(created_at=event.c.created_at - timedelta(days=1)))
+
     async def drain(self, events: int) -> tuple[int, int]:
         """Calls, of functions in Python and in C, and blocks of memory that were not there before."""
         self.emit(events, keys=100, first=self.emitted)
+        self.age()
         self.emitted += events
         relay, calls = self.outbox.relay(), 0
 

@@ -60,7 +60,7 @@ class Story:
         self.forgotten = False
 
     def set_up(self) -> None:
-        """As an operator does: what is printed, the slot in a transaction of its own."""
+        """Do what an operator does: what is printed, the slot in a transaction of its own."""
         before, select, slot = self.project.run("debezium", "--sql").rpartition("SELECT")
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(before)
@@ -68,7 +68,7 @@ class Story:
 
     @contextmanager
     def engine(self) -> Iterator[Engine]:
-        """The connector that is printed, with heartbeats that come sooner."""
+        """Run the connector that is printed, with heartbeats that come sooner."""
         printed = json.loads(self.project.run("debezium", "o'rders"))
         sooner = {"heartbeat.interval.ms": "300", "database.password": "x"}
         with engine(printed["config"] | sooner, self.directory) as running:
@@ -79,7 +79,7 @@ class Story:
             return [str(emitted.event_id) for emitted in self.outbox.emit_many(connection, calls)]
 
     def read(self, part: str, running: Engine, count: int) -> None:
-        """The next records, which must be so many."""
+        """Read so many records; fail if there are fewer."""
         self.parts[part] = running.records(count)
         assert len(self.parts[part]) == count, running.errors()
 
@@ -125,7 +125,7 @@ def rolled_back(story: Story) -> None:
 
 
 def first_life(story: Story) -> None:
-    """The engine starts when two events are committed already, and is stopped in order."""
+    """Start the engine when two events are committed already, and stop it in order."""
     story.ids["early"] = story.emit(order(1), invoice(2))
     with story.engine() as running:
         story.read("early", running, 2)
@@ -151,7 +151,7 @@ def first_life(story: Story) -> None:
 
 
 def later_lives(story: Story) -> None:
-    """It goes on where it was: after a stop exactly, after a crash with what it had not noted."""
+    """Start it again: after a stop it goes on exactly, after a crash with what it had not noted."""
     story.ids["away"] = story.emit(order(10), invoice(11), order(12))
     with story.engine() as running:
         story.read("away", running, 3)
@@ -166,8 +166,8 @@ def later_lives(story: Story) -> None:
 
 
 @contextmanager
-def told(kind: str, directory: Path) -> Iterator[Story]:
-    """All that happens, on a server of its own."""
+def recorded(kind: str, directory: Path) -> Iterator[Story]:
+    """Record the whole story, on a server of its own."""
     with SERVERS[kind](own=postgres.LOGICAL) as url:
         story = Story(url, directory, **TABLES[kind])
         story.set_up()
@@ -183,7 +183,7 @@ on_the_newest = pytest.mark.parametrize("story", SLOW[:1], indirect=True)
 
 @pytest.fixture(scope="module", params=SLOW)
 def story(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
-    with available("Debezium", told(request.param, tmp_path_factory.mktemp("debezium"))) as story:
+    with available("Debezium", recorded(request.param, tmp_path_factory.mktemp("debezium"))) as story:
         yield story
 
 

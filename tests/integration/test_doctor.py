@@ -1,4 +1,4 @@
-"""The doctor says nothing of a healthy set-up, finds what was planted, and what it says mends it."""
+"""The doctor says nothing of a healthy set-up, finds each planted problem, and its advice fixes it."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ Make = Callable[[str], str]
 
 @pytest.fixture(scope="module")
 def postgres18_url() -> Iterator[str]:
-    """A server of its own: the doctor looks at all of it, and other tests would be findings."""
+    """Run a server for these tests alone: the doctor examines all of it and would find what others do."""
     with available("PostgreSQL 18", postgres18.server(durable=True, own=["autovacuum=on"])) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def pgbouncer_url(postgres18_url: str) -> Iterator[str]:
-    """A pooler in front of that server."""
+    """Run a pooler in front of that server."""
     with available("PgBouncer", pgbouncer.server(postgres18_url)) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def postgres15_url() -> Iterator[str]:
-    """A server of its own."""
+    """Run a server for these tests alone."""
     with available("PostgreSQL 15", postgres15.server(durable=True, own=["autovacuum=on"])) as url:
         yield url
 
 
 @pytest.fixture(scope="module")
 def mariadb_url() -> Iterator[str]:
-    """A server of its own."""
+    """Run a server for these tests alone."""
     with available("MariaDB", mariadb.server(durable=True)) as url:
         yield url
 
 
 @pytest.fixture(autouse=True)
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with nothing of anybody else's in it."""
+    """Work in an empty directory."""
     monkeypatch.chdir(tmp_path)
     for name in ("DATABASE_URL", "RELAYBOX_DATABASE", "RELAYBOX_CONFIG"):
         monkeypatch.delenv(name, raising=False)
@@ -119,7 +119,7 @@ def test_nothing_is_said_of_tables_with_other_names(clinic: Clinic, line: str, t
     clinic.run("migrate")
     assert clinic.findings() == []
     clinic.sql(f"ALTER TABLE {table} DROP COLUMN error_message")
-    clinic.mend("column .*error_message is missing")
+    clinic.repair("column .*error_message is missing")
 
 
 OF_TABLES = ("--only", "schema", "--only", "vacuum")
@@ -171,7 +171,7 @@ DRIFT = {
 
 @pytest.mark.parametrize("kind", DRIFT)
 @pytest.mark.full
-def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
+def test_every_drift_of_the_schema_is_found_and_fixed_by_its_sql(
     kind: str, migrated_database: Make, tmp_path: Path
 ) -> None:
     clinic = Clinic(migrated_database(kind), tmp_path)
@@ -189,11 +189,11 @@ def test_every_drift_of_the_schema_is_found_and_mended_by_its_sql(
 
 
 @on_every_database
-def test_old_tables_are_told_once_and_migrated(clinic: Clinic) -> None:
+def test_old_tables_are_reported_once_and_migrated(clinic: Clinic) -> None:
     for table in ("outbox_sample", "outbox_operation", "outbox_setting"):
         clinic.sql(f"DROP TABLE {table}")
     clinic.sql("DELETE FROM outbox_migration WHERE version > 1")
-    finding = clinic.mend("tables are at version 1, and this release needs 3")
+    finding = clinic.repair("tables are at version 1, and this release needs 3")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox migrate")
 
 
@@ -206,7 +206,7 @@ def test_newer_tables_are_no_error(clinic: Clinic) -> None:
 
 
 @pytest.mark.parametrize("kind", EVERY_KIND)
-def test_missing_tables_are_told(kind: str, fresh_database: Make, tmp_path: Path) -> None:
+def test_missing_tables_are_reported(kind: str, fresh_database: Make, tmp_path: Path) -> None:
     clinic = Clinic(fresh_database(kind), tmp_path)
     # On SQLite there is not even a file, and looking makes none.
     finding = clinic.only_finding("cannot be reached" if kind == "sqlite" else "the tables are missing")
@@ -218,7 +218,7 @@ def test_missing_tables_are_told(kind: str, fresh_database: Make, tmp_path: Path
 
 
 def named_roles() -> dict[str, str]:
-    """The roles of ``relaybox sql --grants``, under names of their own."""
+    """Create the roles of ``relaybox sql --grants`` under other names."""
     mark = uuid4().hex[:8]
     return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
 
@@ -253,9 +253,7 @@ def test_a_right_that_a_relay_lacks_is_named_and_granted(clinic: Clinic, roles: 
 
 
 @on_postgresql
-def test_a_viewer_is_told_what_it_cannot_see_and_finds_the_rest(
-    clinic: Clinic, roles: dict[str, str]
-) -> None:
+def test_a_viewer_learns_what_it_cannot_see_and_finds_the_rest(clinic: Clinic, roles: dict[str, str]) -> None:
     owner = connect_as(clinic, roles["viewer"])
     with psycopg.connect(owner) as beside:
         beside.execute("SELECT 1")
@@ -269,7 +267,7 @@ def test_a_viewer_is_told_what_it_cannot_see_and_finds_the_rest(
 
 
 @on_postgresql
-def test_an_emitters_role_is_told_all_that_it_lacks(clinic: Clinic, roles: dict[str, str]) -> None:
+def test_an_emitters_role_learns_all_that_it_lacks(clinic: Clinic, roles: dict[str, str]) -> None:
     connect_as(clinic, roles["emitter"])
     document = clinic.report()
     titles = [finding["title"] for finding in document["findings"]]
@@ -328,11 +326,11 @@ def test_a_transaction_that_keeps_rows_from_being_cleaned_up_is_found_and_ended(
         holder.execute("CREATE TEMPORARY TABLE held ()")
         assert clinic.findings() == []
         monkeypatch.setattr(database, "OLD", 0.0)
-        finding = clinic.mend("a transaction is open for")
+        finding = clinic.repair("a transaction is open for")
         assert "idle in transaction" in finding["detail"]
 
 
-def test_trouble_of_the_whole_server_is_found_and_mended(
+def test_trouble_of_the_whole_server_is_found_and_fixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server = postgres18.server(durable=True, own=["max_prepared_transactions=5"])
@@ -349,7 +347,7 @@ def test_trouble_of_the_whole_server_is_found_and_mended(
             connection.execute("INSERT INTO outbox_destination (name) VALUES ('held')")
             connection.execute("PREPARE TRANSACTION 'it''s held'")
         monkeypatch.setattr(database, "OLD", 0.0)
-        clinic.mend("the transaction 'it''s held' is prepared for")
+        clinic.repair("the transaction 'it''s held' is prepared for")
 
 
 def until(clinic: Clinic, titles: list[str]) -> None:
@@ -367,7 +365,7 @@ def test_dead_rows_are_found_and_vacuumed(clinic: Clinic, monkeypatch: pytest.Mo
     monkeypatch.setattr(database, "DEAD", 3)
     # A session that ends writes its statistics a moment later.
     wait_for(lambda: clinic.findings("--only", "vacuum"))
-    clinic.mend("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
+    clinic.repair("outbox_event has [0-9]+ dead rows", "--only", "vacuum")
 
 
 @on_mariadb
@@ -376,7 +374,9 @@ def test_on_mariadb_an_old_transaction_is_ended(clinic: Clinic, monkeypatch: pyt
     try:
         connection.exec_driver_sql("INSERT INTO outbox_destination (name) VALUES ('held')")
         monkeypatch.setattr(database, "OLD", -1.0)
-        clinic.mend("a transaction is open for")
+        clinic.apply(clinic.only_finding("a transaction is open for")["fix"])
+        # KILL returns before the server has rolled the transaction back.
+        wait_for(lambda: not clinic.findings(), "the transaction ends")
     finally:
         connection.invalidate()
         connection.close()
@@ -389,14 +389,14 @@ def test_a_slot_that_nobody_reads_is_dropped(clinic: Clinic, monkeypatch: pytest
     try:
         assert clinic.findings() == []
         monkeypatch.setattr(database, "KEPT", 0)
-        clinic.mend(f"nobody reads the replication slot {name}")
+        clinic.repair(f"nobody reads the replication slot {name}")
     finally:
         drop = "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{}'"
         clinic.sql(drop.format(name))
 
 
 @on_postgresql
-def test_what_the_database_sets_for_transactions_is_told_and_reset(clinic: Clinic) -> None:
+def test_settings_of_the_database_for_transactions_are_reported_and_reset(clinic: Clinic) -> None:
     name = sa.make_url(clinic.url).database
     clinic.sql(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
     finding = clinic.only_finding("transactions are serializable by default")
@@ -411,20 +411,20 @@ def test_what_the_database_sets_for_transactions_is_told_and_reset(clinic: Clini
 
 
 @on_postgresql
-def test_asynchronous_commits_of_a_database_or_a_role_are_told_and_reset(clinic: Clinic) -> None:
+def test_asynchronous_commits_of_a_database_or_a_role_are_reported_and_reset(clinic: Clinic) -> None:
     name, role = sa.make_url(clinic.url).database, f"role_{uuid4().hex}"
     clinic.sql(f"CREATE ROLE {role}")
     try:
         for whose in (f"DATABASE {name}", f"ROLE {role}", f"ROLE {role} IN DATABASE {name}"):
             clinic.sql(f"ALTER {whose} SET synchronous_commit = off")
-            finding = clinic.mend("synchronous_commit is off for", "--only", "durability")
+            finding = clinic.repair("synchronous_commit is off for", "--only", "durability")
             assert finding["fix"] == f"ALTER {whose} RESET synchronous_commit;"
     finally:
         clinic.sql(f"DROP ROLE {role}")
 
 
 @on_postgresql
-def test_a_server_that_forgets_commits_is_told_and_set_right(clinic: Clinic) -> None:
+def test_a_server_that_forgets_commits_is_reported_and_fixed(clinic: Clinic) -> None:
     for name in ("fsync", "full_page_writes", "synchronous_commit"):
         clinic.sql(f"ALTER SYSTEM SET {name} = off")
         clinic.sql("SELECT pg_reload_conf()")
@@ -436,7 +436,7 @@ def test_a_server_that_forgets_commits_is_told_and_set_right(clinic: Clinic) -> 
         clinic.sql(f"ALTER SYSTEM RESET {name}")
 
 
-async def test_a_binary_log_that_is_not_flushed_is_told() -> None:
+async def test_a_binary_log_that_is_not_flushed_is_reported() -> None:
     async def findings(*settings: int) -> list[str]:
         async def ask(_: str) -> list[tuple[int, ...]]:
             return [settings]
@@ -450,10 +450,10 @@ async def test_a_binary_log_that_is_not_flushed_is_told() -> None:
 
 
 @on_mariadb
-def test_a_mariadb_that_forgets_commits_is_told_and_set_right(clinic: Clinic) -> None:
+def test_a_mariadb_that_forgets_commits_is_reported_and_fixed(clinic: Clinic) -> None:
     for value in (0, 2):
         clinic.sql(f"SET GLOBAL innodb_flush_log_at_trx_commit = {value}")
-        clinic.mend(f"innodb_flush_log_at_trx_commit is {value}")
+        clinic.repair(f"innodb_flush_log_at_trx_commit is {value}")
 
 
 @pytest.mark.parametrize(
@@ -465,7 +465,7 @@ def test_a_mariadb_that_forgets_commits_is_told_and_set_right(clinic: Clinic) ->
         ("sqlite", ["3.34.1"], ["3.46.0"]),
     ],
 )
-def test_a_server_that_is_too_old_is_told(dialect: str, old: list[str], new: list[str]) -> None:
+def test_a_server_that_is_too_old_is_reported(dialect: str, old: list[str], new: list[str]) -> None:
     assert [finding and finding.level for finding in (outdated(dialect, one) for one in old)] == ["error"]
     assert not any(outdated(dialect, version) for version in new)
 
@@ -473,7 +473,7 @@ def test_a_server_that_is_too_old_is_told(dialect: str, old: list[str], new: lis
 @on_each_kind
 def test_events_for_no_destination_and_of_no_route_are_found_and_moved(clinic: Clinic) -> None:
     clinic.emit(destinations=["gone"])
-    finding = clinic.only_finding("1 event waits for 'gone', which is no destination")
+    finding = clinic.only_finding("1 event waits for 'gone', which is not a destination")
     assert (finding["level"], finding["fix"]) == ("error", "relaybox move gone runner")
     clinic.apply(finding["fix"])
     clinic.run("drain")
@@ -548,13 +548,13 @@ def test_a_failed_event_that_holds_up_its_key_is_found_and_retried(clinic: Clini
 
 def test_a_pause_is_a_note_that_says_how_to_end_it(clinic: Clinic) -> None:
     clinic.run("pause", "runner", "--reason", "their maintenance")
-    finding = clinic.mend("destination 'runner' is paused")
+    finding = clinic.repair("destination 'runner' is paused")
     assert finding["level"] == "info"
     assert "their maintenance" in finding["detail"]
 
 
 def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
-    """What is wrong with the only sink of a configuration."""
+    """Return what is wrong with the only sink of a configuration."""
     clinic.configure(text=text)
     [finding] = clinic.findings("--only", "sinks")
     return finding
@@ -574,7 +574,7 @@ def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
 )
 def test_a_sink_that_does_not_answer_is_found(clinic: Clinic, sink: str) -> None:
     with socket.socket() as place:
-        # Nobody listens there, and nobody else can begin to.
+        # No process listens there, and none can begin to.
         place.bind(("127.0.0.1", 0))
         url = sink.format(port=place.getsockname()[1])
         finding = only_sink(clinic, f'[destinations.dead]\nsink = "{url}"\nallow = ["127.0.0.0/8"]\n')
@@ -637,7 +637,7 @@ def test_a_webhook_that_answers_is_well_and_gets_nothing(clinic: Clinic) -> None
             assert connection.recv(100) == b""
 
 
-def test_an_address_that_is_not_allowed_is_told_with_the_setting(clinic: Clinic) -> None:
+def test_an_address_that_is_not_allowed_is_reported_with_the_setting(clinic: Clinic) -> None:
     assert "allow" in only_sink(clinic, '[destinations.web]\nsink = "http://127.0.0.1:9/events"\n')["fix"]
 
 
@@ -662,7 +662,7 @@ def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: P
     sys.modules.pop(name, None)
 
 
-def test_settings_that_argue_or_lack_a_route_or_cannot_be_read_are_told(clinic: Clinic) -> None:
+def test_settings_that_conflict_or_lack_a_route_or_cannot_be_read_are_reported(clinic: Clinic) -> None:
     clinic.configure('lease = "5s"\ntimeout = "30s"')
     finding = clinic.only_finding("a setting of destination 'runner'")
     assert finding["level"] == "warning"
@@ -675,7 +675,7 @@ def test_settings_that_argue_or_lack_a_route_or_cannot_be_read_are_told(clinic: 
     assert "no_such_setting" in clinic.only_finding("the settings cannot be read")["detail"]
 
 
-def test_a_database_without_its_variable_is_told(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_database_without_its_variable_is_reported(clinic: Clinic, monkeypatch: pytest.MonkeyPatch) -> None:
     clinic.configure(more='database = "env:SHOP_DATABASE"')
     done = CliRunner().invoke(app, ["doctor", "--json"])
     assert done.exit_code == 1
@@ -707,7 +707,7 @@ async def test_a_clock_that_is_wrong_is_found(clinic: Clinic) -> None:
         assert all("timedatectl" in finding.fix for finding in report.findings)
 
 
-def test_a_database_that_is_away_is_told_and_the_sinks_are_looked_at_all_the_same(clinic: Clinic) -> None:
+def test_a_database_that_is_down_is_reported_and_the_sinks_are_examined_all_the_same(clinic: Clinic) -> None:
     clinic.configure('secret = "env:RUNNER_SECRET"')
     with socket.socket() as place:
         place.bind(("127.0.0.1", 0))

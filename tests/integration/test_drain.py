@@ -48,7 +48,7 @@ class Troubles(Observer):
 
 
 def counted(shop: Shop) -> tuple[int, int, int]:
-    """What the statistics say was delivered, retried and failed."""
+    """Return how many the statistics count as delivered, retried and failed."""
     stats = shop.outbox.tables.stats.c
     columns = [
         sa.func.coalesce(sa.func.sum(column), 0) for column in (stats.delivered, stats.retried, stats.failed)
@@ -159,7 +159,7 @@ def change(shop: Shop, status: str, **values: Any) -> None:
 
 
 def park(shop: Shop) -> None:
-    """As a destination leaves it behind that was ordered."""
+    """Park rows as a destination leaves them that was ordered before."""
     change(shop, "pending", next_attempt_at=None, ordering_key=sa.literal_column("aggregate_id"))
 
 

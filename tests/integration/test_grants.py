@@ -78,7 +78,7 @@ class Database:
         return [self.name(getattr(self.tables, field.name).name) for field in fields(Tables)]
 
     def emit(self, key: str) -> None:
-        """What an application sends: the key, the key again, the row."""
+        """Send what an application sends: the key, the key again, the row."""
         to_uuid, words = DIALECTS[self.dialect].to_uuid, {"event_type": "order.paid", "key": key}
         remember = self.statements("remember_key", **words, event_id=to_uuid(uuid4()))
         again = self.statements("remember_key", **words, event_id=to_uuid(uuid4()))
@@ -90,7 +90,7 @@ class Database:
 
 @pytest.fixture(scope="module")
 def granting_mariadb() -> Iterator[str]:
-    """A server of its own, whose account may grant: roles belong to the server, not to a database."""
+    """Run a server whose account may grant: roles belong to the server, not to a database."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(mariadb, "ACCOUNT", mariadb.ACCOUNT + GRANTOR)
         with available("MariaDB", mariadb.server()) as url:
@@ -191,7 +191,7 @@ def work_as_emitter(database: Database) -> None:
 
 
 def single_privileges(grant: str, role: str) -> Iterator[tuple[str, str]]:
-    """The privileges of a GRANT to this role, one by one, each with what follows them."""
+    """Return the privileges of a GRANT to this role, one by one, each with what follows them."""
     match = re.fullmatch(rf"GRANT (.*?) (ON .* TO [`\"]{role}[`\"])", grant)
     for privilege in re.findall(r"[A-Z]+(?: \([^)]*\))?", match[1]) if match else ():
         yield privilege, str(match and match[2])
@@ -260,7 +260,7 @@ def test_the_statements_may_be_repeated(database: Database) -> None:
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
 @pytest.mark.parametrize("setting", ["schema", "prefix", "emitter", "relay", "viewer"])
-def test_a_name_that_is_no_name_is_refused(dialect: Any, setting: str) -> None:
+def test_an_invalid_name_is_refused(dialect: Any, setting: str) -> None:
     arguments: dict[str, Any] = {setting: 'a"; drop table x;--'}
     with pytest.raises(ConfigError, match=rf"{setting} = 'a\"; drop table x;--'"):
         grants(dialect, **arguments)

@@ -1,4 +1,4 @@
-"""What is emitted for Debezium is final from the start, and nobody here waits for it."""
+"""What is emitted for Debezium is final from the start, and no relay waits for it."""
 
 from __future__ import annotations
 

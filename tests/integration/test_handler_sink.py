@@ -47,7 +47,7 @@ async def send(handler: Any, **settings: Any) -> Answer:
 
 
 def both(function: Callable[[Event], Any]) -> list[Any]:
-    """The function as a synchronous and as an asynchronous handler."""
+    """Return the function as a synchronous and as an asynchronous handler."""
 
     async def asynchronous(event: Event) -> Any:
         return function(event)
@@ -109,7 +109,7 @@ async def ayields(event: Event) -> Any:
 
 
 @pytest.mark.parametrize("handler", [None, "shop.handlers:paid", 7, yields, ayields])
-def test_what_is_no_handler_is_refused_at_the_start(handler: Any) -> None:
+def test_an_object_that_is_not_a_handler_is_refused_at_the_start(handler: Any) -> None:
     with pytest.raises(ConfigError, match="the handler of destination 'shop'"):
         HandlerSink(Destination("shop", "handler:"), handler)
 
@@ -179,7 +179,7 @@ class Exhausted(functools.partial[Any]):
         return next(iter(()))
 
 
-async def test_a_call_that_stops_before_there_is_a_coroutine_is_no_success() -> None:
+async def test_a_call_that_stops_before_there_is_a_coroutine_is_not_a_success() -> None:
     async with sink_for(Exhausted(Async().method)) as sink:
         assert sink._in_loop
         [said] = await sink.send([make_delivery()])

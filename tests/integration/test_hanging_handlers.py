@@ -162,6 +162,57 @@ async def test_a_send_that_is_cancelled_reports_what_runs_on(hanging: Hanging) -
     assert len(hanging.called) == 1
 
 
+async def end_unheard(sink: HandlerSink, hanging: Hanging) -> None:
+    """Let the one call end while the event loop is blocked, so that the loop does not hear of it."""
+    await await_for(lambda: hanging.called, "a call")
+    [worker] = sink._threads._busy
+    hanging.go_on.set()
+    wait_for(lambda: worker.call.ended, "the end of the call")
+
+
+@pytest.mark.parametrize(
+    ("raised", "answer"), [(None, Delivered), (Reject("no"), Reject), (ValueError("bad"), Retry)]
+)
+async def test_a_function_that_has_ended_is_not_called_again_because_the_relay_stops(
+    hanging: Hanging, raised: Exception | None, answer: type
+) -> None:
+    hanging.raises, reports = raised, Reports()
+    async with sink_for(hanging, concurrency=1) as sink:
+        sending = asyncio.ensure_future(sink.send([make_delivery()], reports))
+        await end_unheard(sink, hanging)
+        await cancel(sending)
+        assert [type(said) for said in reports.answers] == [answer]
+        hanging.raises = None
+        assert await sink.send([make_delivery()]) == [Delivered()]
+    assert len(hanging.threads) == 1
+
+
+async def test_a_function_that_ends_at_its_limit_has_ended(hanging: Hanging, short_limit: None) -> None:
+    async with sink_for(hanging, concurrency=1) as sink:
+        sending = asyncio.ensure_future(sink.send([make_delivery()]))
+        await end_unheard(sink, hanging)
+        limit = asyncio.get_running_loop().time() + 0.2
+        wait_for(lambda: asyncio.get_running_loop().time() > limit, "the limit")
+        assert await sending == [Delivered()]
+
+
+async def test_a_coroutine_of_a_plain_function_that_a_stop_cuts_off_has_not_run(hanging: Hanging) -> None:
+    reports = Reports()
+
+    async def work() -> None:
+        raise AssertionError
+
+    def plain(event: Event) -> Any:
+        hanging(event)
+        return work()
+
+    async with sink_for(plain, concurrency=1) as sink:
+        sending = asyncio.ensure_future(sink.send([make_delivery()], reports))
+        await end_unheard(sink, hanging)
+        await cancel(sending)
+    assert [type(said) for said in reports.answers] == [Interrupted]
+
+
 class Overdue(Observer):
     def __init__(self) -> None:
         self.count = 0
@@ -252,6 +303,25 @@ async def test_a_function_that_no_drain_waits_out_is_failed_in_the_end_and_its_t
     assert second.status is Status.PENDING
     assert await lanes.drain(store, lanes.make(store, hanging, ordered=True, on_failed="skip"))
     assert (len(hanging.threads), store.destinations["runner"].circuit) == (calls, "open")
+
+
+async def test_suspects_are_tried_by_a_drain_that_a_function_outlasts(hanging: Hanging) -> None:
+    store, tried = MemoryStore(), []
+
+    def work(event: Event) -> None:
+        tried.append(event.aggregate_id)
+        if event.aggregate_id == "1":
+            hanging(event)
+
+    lanes.insert(store, count=2)
+    suspect, _ = store.rows.values()
+    suspect.crashes = FORGIVEN_STOPS
+    lane = lanes.make(store, work, concurrency=2, timeout="10ms")
+    draining = asyncio.ensure_future(lanes.drain(store, lane, patience=0.01))
+    await await_for(lambda: suspect.status is Status.DELIVERED, "the suspect, beside the function")
+    lane.stop()
+    assert not await draining
+    assert sorted(tried) == ["0", "1"]
 
 
 async def test_a_child_process_forgets_the_threads_that_its_parent_left_to_themselves(

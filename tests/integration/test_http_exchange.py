@@ -35,7 +35,7 @@ LARGE = json.dumps("x" * 16_000_000)
 
 @pytest.fixture(autouse=True)
 def idle_connections_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What closes nevertheless was given up."""
+    """Keep idle connections open, so that a connection that closes was given up."""
     monkeypatch.setattr("relaybox.sinks.http.exchange._KEEPALIVE", 600.0)
 
 
@@ -139,7 +139,7 @@ async def test_as_many_connections_as_the_concurrency_asks_for() -> None:
         assert await sink.send([make_delivery() for _ in range(120)]) == [Delivered()] * 120
 
 
-async def test_a_connection_that_is_closed_between_two_requests_is_made_anew() -> None:
+async def test_a_connection_that_is_closed_between_two_requests_is_opened_again() -> None:
     noticed = asyncio.Event()
 
     async def once(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -217,7 +217,7 @@ async def test_a_tls_handshake_that_hangs_ends_with_the_deadline() -> None:
 
 
 async def drip(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """A byte now and then, and never a whole answer."""
+    """Send a byte now and then, and never a whole answer."""
     receiver.requests.append(await read_request(reader))
     writer.write(b"HTTP/1.1 200 OK\r\nX-Slow: ")
     while True:
@@ -253,7 +253,7 @@ async def test_the_deadline_gives_the_connection_up(talk: Any, payload: str) -> 
     assert receiver.connections == 2
 
 
-async def test_whoever_is_cancelled_gives_the_connection_up() -> None:
+async def test_a_cancelled_request_gives_the_connection_up() -> None:
     async def talk(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         receiver.requests.append(await read_request(reader))
         if receiver.connections == 1:
@@ -323,7 +323,7 @@ async def test_tls_with_a_certificate_that_is_trusted(tmp_path: Path) -> None:
 
 
 def certificate(path: Path) -> Path:
-    """A certificate for 127.0.0.1 that signs itself, with its key."""
+    """Write a self-signed certificate for 127.0.0.1, with its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -229,7 +229,7 @@ async def test_a_redirect_is_not_followed(status: int) -> None:
         b"HTTP/1.1 200 " + b"y" * 100_000 + b"\r\n\r\n",
     ],
 )
-async def test_an_answer_that_is_no_http_is_tried_again(said: bytes) -> None:
+async def test_an_answer_that_is_not_http_is_tried_again(said: bytes) -> None:
     async with answering(said) as receiver:
         answered = await send(receiver.url)
     assert type(answered) is Retry

@@ -76,7 +76,7 @@ class Consumer:
         await self.api.run(connection, f"INSERT INTO effect (id) VALUES ('{self.message}')")
 
     async def once(self, connection: Any, work: Callable[[Any], Awaitable[None]]) -> bool:
-        """What an application writes."""
+        """Mark the event and write a row, as an application does."""
         if self.api.asynchronous:
             async with self.inbox.aonce(connection, self.message) as first:
                 if first:
@@ -88,7 +88,7 @@ class Consumer:
         return first
 
     async def process(self, work: Callable[[Any], Awaitable[None]] | None = None) -> bool:
-        """A delivery: a transaction of its own, on a connection of its own."""
+        """Take a delivery in a transaction of its own, on a connection of its own."""
         connection = await self.api.open(self.place.url)
         try:
             await self.api.begin(connection)
@@ -181,7 +181,7 @@ async def test_an_exception_that_is_caught_inside_the_transaction_leaves_no_mark
 
 @widely
 @pytest.mark.parametrize("kept", [True, False], ids=["commits", "rolls back"])
-async def test_a_block_that_ends_its_own_transaction_is_told(consumer: Consumer, kept: bool) -> None:
+async def test_a_block_that_ends_its_own_transaction_is_reported(consumer: Consumer, kept: bool) -> None:
     async def end(connection: Any) -> None:
         await consumer.effect(connection)
         await (consumer.api.commit if kept else consumer.api.rollback)(connection)
@@ -299,7 +299,7 @@ async def test_any_id_that_fits_is_remembered(consumer: Consumer, message: Any) 
 
 
 @one_api_a_database
-async def test_ids_are_told_apart_byte_by_byte(consumer: Consumer) -> None:
+async def test_ids_are_compared_byte_by_byte(consumer: Consumer) -> None:
     base, connection = uuid4().hex, await consumer.place.begun()
     for message in (f"{base}a", f"{base}A", f"{base}a ", f"{base}á"):
         consumer.message = message
@@ -308,7 +308,7 @@ async def test_ids_are_told_apart_byte_by_byte(consumer: Consumer) -> None:
 
 
 @one_api_a_database
-async def test_a_connection_of_the_other_kind_is_told_which_call_to_use(consumer: Consumer) -> None:
+async def test_the_error_for_a_connection_of_the_other_kind_names_the_call_to_use(consumer: Consumer) -> None:
     connection = await consumer.place.begun()
     if consumer.api.asynchronous:
         with pytest.raises(UnsupportedConnection, match="use aonce, not once"):
@@ -431,7 +431,7 @@ def test_under_repeatable_read_a_duplicate_that_came_later_is_the_databases_retr
     assert marks(postgres) == 1
 
 
-def test_a_mark_that_was_committed_in_a_block_that_raises_later_stays_and_is_told(postgres: str) -> None:
+def test_a_mark_that_was_committed_in_a_block_that_raises_later_stays_and_is_reported(postgres: str) -> None:
     def work() -> None:
         with INBOX.once(session, "m"):
             session.commit()
@@ -446,7 +446,7 @@ def test_a_mark_that_was_committed_in_a_block_that_raises_later_stays_and_is_tol
     assert marks(postgres) == 1
 
 
-def test_a_session_that_goes_on_after_its_own_commit_is_told(postgres: str) -> None:
+def test_a_session_that_goes_on_after_its_own_commit_is_reported(postgres: str) -> None:
     def work() -> None:
         with INBOX.once(session, "m"):
             session.rollback()
@@ -459,7 +459,7 @@ def test_a_session_that_goes_on_after_its_own_commit_is_told(postgres: str) -> N
     assert marks(postgres) == 0
 
 
-def test_a_mark_that_cannot_be_taken_back_is_told_with_the_error(
+def test_a_mark_that_cannot_be_taken_back_is_reported_with_the_error(
     postgres: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("relaybox.receive.inbox.forget", lambda *_, **__: 1 / 0)
@@ -471,7 +471,7 @@ def test_a_mark_that_cannot_be_taken_back_is_told_with_the_error(
     assert marks(postgres) == 0
 
 
-def test_a_closed_connection_and_missing_tables_are_told_as_that(
+def test_a_closed_connection_and_missing_tables_have_errors_that_say_so(
     postgres: str, fresh_database: Callable[[str], str]
 ) -> None:
     connection = psycopg.connect(postgres)

@@ -68,7 +68,7 @@ class Books:
             return list(connection.scalars(sa.select(self.outbox.tables.inbox.c.consumer)))
 
     def deliver_again(self) -> None:
-        """As if the relay had died before it could write that they are delivered."""
+        """Deliver again, as if the relay had died before it could record the delivery."""
         event = self.outbox.tables.event
         again = {"status": "pending", "delivered_at": None, "next_attempt_at": event.c.created_at}
         with self.shop.engine.begin() as connection:
@@ -222,7 +222,7 @@ async def test_a_plain_function_that_returns_an_awaitable_is_refused(postgres: B
 
 
 @ASYNCHRONOUS
-async def test_a_handler_that_commits_by_itself_is_told_and_has_its_effect_once(
+async def test_a_handler_that_commits_by_itself_is_reported_and_has_its_effect_once(
     postgres: Books, asynchronous: bool
 ) -> None:
     def commit(event: Event, connection: sa.Connection) -> None:
@@ -258,12 +258,12 @@ def test_mariadb_without_a_synchronous_driver_says_what_to_install(monkeypatch: 
 async def test_a_function_that_is_not_there_leaves_the_others_running(
     migrated_database: Callable[[str], str],
 ) -> None:
-    url, told = migrated_database("sqlite"), []
+    url, skipped = migrated_database("sqlite"), []
     missing = Destination("missing", "handler:nowhere:nothing", once=True)
     outbox = Outbox(url, destinations=[missing, Destination("there", "memory:")], routes=[])
     parts = (outbox.settings, outbox.tables, outbox.handlers, open_bell(outbox.settings))
-    open_relay(*parts, patience=1.0, left_out=lambda name, error: told.append(name))
-    assert told == ["missing"]
+    open_relay(*parts, patience=1.0, left_out=lambda name, error: skipped.append(name))
+    assert skipped == ["missing"]
 
 
 def test_where_a_later_sink_refuses_nothing_was_opened_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ async def test_a_settle_waits_for_another_one_and_no_claim_waits_for_either(scen
     assert scene.parked() == []
 
 
-async def test_a_settle_does_not_wait_for_whoever_holds_the_destination(scene: Scene) -> None:
+async def test_a_settle_does_not_wait_for_the_holder_of_the_destination(scene: Scene) -> None:
     if not scene.steps.dialect.one_statement:
         pytest.skip("there is one lock for both")
     scene.put("a")
@@ -176,7 +176,7 @@ async def test_two_relays_that_settle_one_key_at_the_same_time_make_its_next_eve
 
 @pytest.mark.parametrize("outcome", [Delivered(), Retried(1.0, "503"), Failed("no")], ids=repr)
 async def test_a_settle_takes_its_rows_in_the_order_of_their_ids(scene: Scene, outcome: Outcome) -> None:
-    """As whoever else takes several, such as an extension of the same leases."""
+    """Everything that locks several rows does so, such as an extension of the same leases."""
     first, second = sorted(scene.put("", ""))
     claims = [(await scene.store.claim(want("relay-1", limit=1))).deliveries[0] for _ in range(2)]
     late, early = sorted(claims, key=lambda delivery: delivery.id, reverse=True)

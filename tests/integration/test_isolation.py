@@ -101,8 +101,8 @@ async def come_to(shop: Shop, expected: dict[str, str]) -> dict[str, tuple[str, 
 
     def reached() -> bool:
         found = results(shop)
-        told = all(error or status == "delivered" for status, error in found.values())
-        return told and {name: status for name, (status, _) in found.items()} == expected
+        done = all(error or status == "delivered" for status, error in found.values())
+        return done and {name: status for name, (status, _) in found.items()} == expected
 
     shop.emit(1, event_type="odd")
     async with shop.outbox.relay(), asyncio.timeout(PATIENCE):
@@ -211,7 +211,7 @@ async def test_a_lane_that_waits_for_what_hangs_stops_within_the_relays_patience
 
 
 def put_into(shop: Shop, state: str) -> None:
-    """A circuit whose time is over, or rows with which relays died twice."""
+    """Put an open circuit whose time is over, or rows with which relays died twice, into the shop."""
     long_ago = datetime(2020, 1, 1, tzinfo=UTC)
     with shop.engine.begin() as connection:
         if state == "probing":

@@ -1,4 +1,4 @@
-"""Deliveries as messages of a real Kafka broker: what it refuses, whom it trusts, and when it goes away."""
+"""Deliveries as messages of a real Kafka broker: what it refuses, which peers it trusts, and outages."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ JAVA = {"21": -973932308, "foobar": -790332482, "abc": 479470107}
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[kafka.Broker]:
-    """A broker that makes no topic by itself."""
+    """Run a broker that does not create topics by itself."""
     with available("Kafka", kafka.broker(auto_create=False)) as started:
         yield started
 
@@ -234,12 +234,12 @@ class Losing(Producer):  # type: ignore[misc]
         self._notice, self._reports, self._lost = configuration["error_cb"], 0, False
 
     def produce(self, *arguments: Any, on_delivery: Callable[..., None], **options: Any) -> None:
-        def told(*report: Any) -> None:
+        def on_report(*report: Any) -> None:
             self._reports += 1
             on_delivery(*report)
 
         if not self._lost:
-            super().produce(*arguments, on_delivery=told, **options)
+            super().produce(*arguments, on_delivery=on_report, **options)
 
     def poll(self, timeout: float = -1) -> int:
         reported = super().poll(timeout)
@@ -362,7 +362,7 @@ def test_a_sink_serves_one_event_loop_after_the_other_and_a_forked_process(log: 
     assert len(log.read()) == 3
 
 
-# --- whom a broker trusts, and whom it lets in ---
+# --- which clients a broker trusts and lets in ---
 
 
 async def test_a_port_that_speaks_no_tls_is_unreachable(log: KafkaPlace) -> None:
@@ -472,7 +472,9 @@ class TestKafkaRelay(RelayContract):
         return KafkaPlace(broker, partitions=5)
 
     @pytest.mark.full
-    async def test_a_restart_within_the_timeout_is_no_failure(self, place: KafkaPlace, database: str) -> None:
+    async def test_a_restart_within_the_timeout_is_not_a_failure(
+        self, place: KafkaPlace, database: str
+    ) -> None:
         shop = shop_to(place.url, database, **PATIENT)
         shop.emit(MANY, keys=500)
         async with shop.outbox.relay():
@@ -488,7 +490,7 @@ class TestKafkaRelay(RelayContract):
     ) -> None:
         topic = f"later-{log.topic}"
 
-        async def mend() -> None:
+        async def repair() -> None:
             make_topic(log.server.bootstrap, topic)
 
-        await untroubled(database, f"{log.server.url}/{topic}", f"'{topic}'", mend)
+        await untroubled(database, f"{log.server.url}/{topic}", f"'{topic}'", repair)

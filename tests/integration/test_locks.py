@@ -42,7 +42,7 @@ class Place:
 
     @contextmanager
     def locked(self, table: sa.Table, *conditions: Any) -> Iterator[None]:
-        """A transaction of somebody else has locked the rows."""
+        """Lock the rows in another transaction."""
         key = next(iter(table.primary_key))
         # Where a transaction sees a snapshot, MariaDB locks also what it looks at.
         with self.engine.execution_options(isolation_level="READ COMMITTED").begin() as stranger:
@@ -53,7 +53,7 @@ class Place:
         return self.locked(self.tables.event, self.tables.event.c.id == delivery.id)
 
     def leased_until(self, deliveries: Sequence[Delivery]) -> list[Any]:
-        """The end of each lease."""
+        """Return the end of each lease."""
         event = self.tables.event.c
         with self.engine.connect() as connection:
             rows = connection.execute(sa.select(event.id, event.leased_until))
@@ -69,7 +69,7 @@ class Place:
             connection.execute(event.update().values(**died, **lease))
 
     def status(self, deliveries: Sequence[Delivery]) -> list[str | None]:
-        """What has become of each."""
+        """Return the status of each row."""
         event = self.tables.event.c
         with self.engine.connect() as connection:
             rows = connection.execute(sa.select(event.id, event.status))
@@ -137,7 +137,7 @@ async def test_outcomes_of_every_kind_are_written_beside_a_locked_row(
 async def test_a_key_whose_next_row_is_locked_is_settled_when_that_can_be_made_due(
     kind: str, migrated_database: Databases
 ) -> None:
-    """If it were settled before, nothing would make the next row due."""
+    """Otherwise it would be settled before, and nothing would make the next row due."""
     async with opened(migrated_database(kind)) as place:
         heads = await place.claim("keys", limit=5)
         keys = {delivery.ordering_key for delivery in heads}
@@ -191,7 +191,7 @@ async def test_an_extension_says_which_rows_it_left_because_they_are_locked(
 async def test_a_claim_hands_out_the_row_that_it_could_not_fail(
     kind: str, destination: str, migrated_database: Databases
 ) -> None:
-    """It is leased already: if nobody knew, it would wait for the end of its lease."""
+    """It is leased already: without a wake, it would wait for the end of its lease."""
     async with opened(migrated_database(kind), events=1) as place:
         place.exhaust()
         with place.engine.connect() as stranger, pytest.MonkeyPatch.context() as patch:
@@ -325,7 +325,7 @@ async def test_a_connection_that_met_a_lock_is_kept(
 async def test_a_statement_is_cancelled_before_the_client_hangs_up(
     migrated_database: Databases, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else the server would go on with it, on a connection that nobody counts."""
+    """Otherwise the server would go on with it, on a connection that is not counted."""
     url = migrated_database("postgresql-18")
     monkeypatch.setattr(postgresql, "ANSWER_SECONDS", 0.5)
     asleep = (

@@ -56,7 +56,7 @@ def index(server: Server) -> str:
 
 
 def done(server: Server, summary: dict[str, Any]) -> Any:
-    """The task when it has finished."""
+    """Return the task when it has finished."""
 
     def finished() -> Any:
         task = server.ask("GET", f"/tasks/{summary['taskUid']}")
@@ -66,7 +66,7 @@ def done(server: Server, summary: dict[str, Any]) -> Any:
 
 
 def do(server: Server, method: str, path: str, body: Any = None) -> Any:
-    """The task of a request when it has finished."""
+    """Send a request and return its task when that has finished."""
     return done(server, server.ask(method, path, body))
 
 
@@ -93,7 +93,7 @@ def refused(
 
 
 def assert_shape(found: dict[str, Any], shape: dict[str, Any]) -> None:
-    """It has these fields at least, of these types."""
+    """Check that it has these fields at least, of these types."""
     assert shape.keys() <= found.keys()
     assert {name: type(found[name]) for name in shape} == shape
 
@@ -266,7 +266,7 @@ def test_indexes_are_made_listed_changed_and_deleted(server: Server, index: str)
     assert missing["error"]["code"] == "index_not_found"
 
 
-def test_settings_are_told_and_changed_in_part(server: Server, index: str) -> None:
+def test_settings_are_shown_and_changed_in_part(server: Server, index: str) -> None:
     before = server.ask("GET", f"/indexes/{index}/settings")
     assert before["displayedAttributes"] == ["*"]
     assert before["rankingRules"] == ["words", "typo", "proximity", "attribute", "sort", "exactness"]

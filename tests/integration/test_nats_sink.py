@@ -103,7 +103,7 @@ async def test_two_destinations_may_put_an_event_into_one_stream_under_two_subje
 
 
 @pytest.mark.parametrize("mark", ["relaybox-replay", "relaybox-dead-letter-from"])
-async def test_a_copy_that_was_asked_for_is_no_duplicate(place: Place, mark: str) -> None:
+async def test_a_copy_that_was_asked_for_is_not_a_duplicate(place: Place, mark: str) -> None:
     first = make_delivery()
     copy = msgspec.structs.replace(first, id=uuid4(), headers=json.dumps({mark: "shop"}))
     assert await send(place.url, first, copy, copy) == [Delivered()] * 3
@@ -159,7 +159,7 @@ async def test_without_a_stream_it_is_unavailable_and_names_the_subject(nats_url
         await jetstream(client).delete_stream(name)
 
 
-async def test_an_answer_that_is_not_from_a_stream_is_no_acknowledgement(nats_url: str) -> None:
+async def test_an_answer_that_is_not_from_a_stream_is_not_an_acknowledgement(nats_url: str) -> None:
     subject = f"s{uuid4().hex}"
     async with await connect(nats_url) as client:
 
@@ -300,10 +300,10 @@ class Key:
         self.name: str = self._pair.public_key.decode()
 
     def vouch(self, subject: Key, kind: str, **claims: Any) -> str:
-        """A token that says who the subject is."""
-        told = {"jti": secrets.token_hex(16), "iat": int(time.time()), "iss": self.name, "sub": subject.name}
-        told["nats"] = {"type": kind, "version": 2, **claims}
-        text = f"{_encoded(HEADER)}.{_encoded(told)}"
+        """Return a token that says who the subject is."""
+        token = {"jti": secrets.token_hex(16), "iat": int(time.time()), "iss": self.name, "sub": subject.name}
+        token["nats"] = {"type": kind, "version": 2, **claims}
+        text = f"{_encoded(HEADER)}.{_encoded(token)}"
         return f"{text}.{urlsafe_b64encode(self._pair.sign(text.encode())).decode().rstrip('=')}"
 
 
@@ -312,7 +312,7 @@ def _encoded(value: Any) -> str:
 
 
 def make_operator(directory: Path) -> tuple[str, Path]:
-    """The configuration of a server that trusts a new operator, and the file of a user of it."""
+    """Return the configuration of a server that trusts a new operator, and the file of a user of it."""
     operator, user = Key(nkeys.PREFIX_BYTE_OPERATOR), Key(nkeys.PREFIX_BYTE_USER)
     account, system = Key(nkeys.PREFIX_BYTE_ACCOUNT), Key(nkeys.PREFIX_BYTE_ACCOUNT)
     configuration = f"""
@@ -357,7 +357,7 @@ async def test_a_user_may_have_credentials_of_an_operator(tmp_path: Path) -> Non
         ("nats://h/a?tls=yes", {}, "true or false"),
     ],
 )
-def test_settings_that_are_wrong_are_told(url: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_reported(url: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         NatsSink(Destination("shop", url, options=options))
 
@@ -388,7 +388,7 @@ class NatsPlace(outages.Place):
 class TestNatsOutages(outages.OutageContract):
     @pytest.fixture
     def place(self) -> Iterator[NatsPlace]:
-        """A server that a test may stop."""
+        """Run a server that a test may stop."""
         with available("NATS", server.broker()) as started:
             yield NatsPlace(started)
 

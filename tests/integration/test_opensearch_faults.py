@@ -118,7 +118,7 @@ async def test_an_answer_that_does_not_tell_of_each_change_is_unavailable(body: 
     assert [type(one) for one in answers] == [Unavailable] * 2
 
 
-async def test_somebody_else_at_the_address_is_no_opensearch() -> None:
+async def test_another_server_at_the_address_is_not_taken_for_opensearch() -> None:
     async with answering(answer("200 OK", b'{"hello": "world"}')) as receiver:
         engine = OpenSearchEngine(Destination("search", f"opensearch://127.0.0.1:{receiver.port}"))
         with pytest.raises(Unavailable, match="is no OpenSearch"):

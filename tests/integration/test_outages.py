@@ -41,7 +41,7 @@ async def runner() -> AsyncIterator[Runner]:
 
 @pytest.fixture(autouse=True)
 def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An open circuit is probed sooner, and a second relay begins to work at once."""
+    """Probe an open circuit sooner, and let a second relay start work at once."""
     monkeypatch.setattr("relaybox.core.circuit.FIRST_PAUSE", 0.1)
     monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
 
@@ -59,8 +59,9 @@ class Circuits(Observer):
         ]
 
     def rightly_given_back(self, n: int) -> int:
-        """How many attempts an event got back: all, and only those, since whose last failure no other was
-        acknowledged.
+        """Return how many attempts an event had to get back.
+
+        These are the attempts since whose last failure no other event was acknowledged.
         """
         given_back, acknowledged, before = 0, 0, None
         for number, outcome in self.outcomes:
@@ -83,7 +84,7 @@ def make_shop(url: str, runner: Runner, **options: Any) -> Shop:
 
 @asynccontextmanager
 async def relays(shop: Shop, count: int = 1, *, patience: float = 5) -> AsyncIterator[Circuits]:
-    """So many relays at work, and what they say of the circuit."""
+    """Run so many relays; yield what they report of the circuit."""
     seen = Circuits()
     async with AsyncExitStack() as running:
         for _ in range(count):

@@ -69,7 +69,7 @@ def filled(url: str, events: int) -> tuple[sa.Engine, Tables]:
 
 
 def column(engine: sa.Engine, tables: Tables, name: str, destination: str) -> list[Any]:
-    """The values of one column, in the order of positions."""
+    """Return one column, in the order of positions."""
     event = tables.event.c
     query = sa.select(event[name]).where(event.destination == destination).order_by(event.position)
     with engine.connect() as connection:
@@ -102,7 +102,7 @@ async def test_the_statements_of_a_call_are_one_transaction(url: str) -> None:
 
 
 def message(kind: bytes, body: bytes) -> bytes:
-    """One of the server's."""
+    """Return a message as the server sends it."""
     return kind + struct.pack("!i", len(body) + 4) + body
 
 
@@ -198,7 +198,7 @@ def one(query: Query) -> Any:
 
 @each_version
 async def test_a_changed_table_is_refused_once(url: str) -> None:
-    """A prepared statement whose columns changed is an error, and the connection is made anew."""
+    """Once the columns change, the prepared statement fails; then the connection is opened again."""
     engine, tables = filled(url, 10)
     async with opened(url, tables) as store:
         first = await store.claim(Want("plain", "me", limit=1))
@@ -266,7 +266,7 @@ NEXT_KEY = Want("keys", "me", limit=1, ordered=True, spread=1)
 
 
 def noted(store: SqlStore, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The names of the statements that settles are made of, from now on."""
+    """Return the list that records the names of the statements of settles from now on."""
     statements, names = store.steps.statements, []
     original = type(statements).__call__
 
@@ -349,16 +349,16 @@ async def test_a_settle_says_whether_the_next_of_a_key_can_be_claimed(url: str, 
         first, *others = [(await store.claim(NEXT_KEY)).deliveries[0] for _ in range(5)]
         if parked:
             assert (await store.claim(NEXT_KEY)).parked == 1
-        told: list[str] = []
+        calls: list[str] = []
         await store.settle(
-            [Settlement(other, Delivered()) for other in others], made_due=lambda: told.append("none")
+            [Settlement(other, Delivered()) for other in others], made_due=lambda: calls.append("none")
         )
-        assert told == [], "no other event of these keys is left"
-        await store.settle([Settlement(first, Delivered())], made_due=lambda: told.append("one more"))
-        assert told == ["one more"]
+        assert calls == [], "no other event of these keys is left"
+        await store.settle([Settlement(first, Delivered())], made_due=lambda: calls.append("one more"))
+        assert calls == ["one more"]
         [last] = (await store.claim(NEXT_KEY)).deliveries
-        await store.settle([Settlement(last, Delivered())], made_due=lambda: told.append("none"))
-        assert told == ["one more"]
+        await store.settle([Settlement(last, Delivered())], made_due=lambda: calls.append("none"))
+        assert calls == ["one more"]
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])

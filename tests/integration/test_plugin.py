@@ -165,7 +165,7 @@ def test_a_project_uses_it_with_rollback_commit_and_asynchronously(project: pyte
     run(project, "-o", "asyncio_default_test_loop_scope=session").assert_outcomes(passed=7)
 
 
-def test_failures_are_told_in_full_and_without_our_frames(project: pytest.Pytester) -> None:
+def test_failures_are_shown_in_full_and_without_our_frames(project: pytest.Pytester) -> None:
     project.makepyfile(FAILING)
     result = run(project)
     result.assert_outcomes(failed=4)

@@ -25,7 +25,7 @@ DEAF = "LISTEN does not get through (a transaction pooler?): until it does, the 
 
 @pytest.fixture
 def direct(migrated_database: Databases) -> str:
-    """The database without the pooler."""
+    """Return the database without the pooler."""
     return migrated_database("postgresql-18")
 
 
@@ -36,8 +36,9 @@ def url(direct: str, pgbouncer_url: str) -> str:
 
 @pytest.fixture
 def shop(direct: str, url: str) -> Shop:
-    """Its outbox goes through the pooler. Who looks does not: the loop of the relays, which have the pooler's
-    few sessions, would wait for one of them.
+    """Return a shop whose outbox uses the pooler, and whose tests look at the database directly.
+
+    The relays hold the pooler's few sessions: a test that waited for one would block the relays' loop.
     """
     shop = Shop(url)
     shop.engine = engine(direct)
@@ -46,7 +47,7 @@ def shop(direct: str, url: str) -> Shop:
 
 @pytest.fixture
 def taken(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """What the handler of the shop has taken."""
+    """Return the list of what the handler of the shop has taken."""
     monkeypatch.setitem(MEMBERSHIP, "interval", SOON)
     return shop.collect(ordered=True, poll_interval="50ms")
 
@@ -125,7 +126,7 @@ def relays(shop: Shop) -> set[str]:
 
 
 def leaders(shop: Shop) -> dict[str, int]:
-    """Who leads, in which term."""
+    """Return who leads, in which term."""
     leader = shop.outbox.tables.leader.c
     leads = leader.leads_until > sa.func.now()
     with shop.engine.connect() as connection:

@@ -13,7 +13,7 @@ from sqlalchemy.orm import DeclarativeBase, Mapped, Session, mapped_column
 
 from relaybox import Destination, Event, EventSource, Outbox, Reject, Retry, Route, Unavailable
 from relaybox.errors import ConfigError, StoreError, UnknownDestination, UnsupportedConnection
-from relaybox.testing.probe import Drained, OutboxProbe
+from relaybox.testing.probe import Drained, OutboxProbe, Tally
 from tests.databases import KINDS, async_url, engine
 
 on_sqlite = pytest.mark.parametrize("shop", ["sqlite"], indirect=True)
@@ -131,13 +131,13 @@ async def test_asynchronous_sessions_are_looked_through(shop: Shop, probe: Outbo
             await probe.aassert_emitted("order.shipped", session=session)
         with pytest.raises(AssertionError, match="1 event emitted that should not be"):
             await probe.arefute_emitted("order.*", session=session)
-        with pytest.raises(UnsupportedConnection, match="AsyncSession is asynchronous: await the twin"):
+        with pytest.raises(UnsupportedConnection, match="AsyncSession is asynchronous: await the"):
             probe.assert_emitted(session=session)
         await session.commit()
     await asynchronous.dispose()
     await probe.aassert_emitted("order.paid")
     probe.assert_emitted("order.paid")
-    with pytest.raises(UnsupportedConnection, match="Session is synchronous: call the twin without"):
+    with pytest.raises(UnsupportedConnection, match="Session is synchronous: call the method without"):
         await probe.aassert_emitted(session=Session(shop.engine))
 
 
@@ -226,7 +226,7 @@ def test_afterwards_the_outbox_is_as_it_was(shop: Shop) -> None:
     ],
 )
 @pytest.mark.parametrize("destination", ["search", "on_order"])
-def test_a_delivery_fails_as_told(
+def test_a_delivery_fails_as_requested(
     shop: Shop, probe: OutboxProbe, destination: str, trouble: Any, drained: Drained, error: str
 ) -> None:
     shop.emit(1, destinations=[destination])
@@ -258,7 +258,7 @@ def test_each_drain_without_backoff_is_one_more_attempt(shop: Shop, probe: Outbo
     assert probe.assert_emitted()[0].statuses == {"search": "failed"}
 
 
-def test_an_open_circuit_is_told_of_and_can_be_passed_or_cleared(shop: Shop, probe: OutboxProbe) -> None:
+def test_an_open_circuit_is_reported_and_can_be_passed_or_cleared(shop: Shop, probe: OutboxProbe) -> None:
     shop.emit(*range(8), destinations=["search"])
     probe.fail_next("search", 503, times=5)
     drained = probe.drain()
@@ -323,7 +323,7 @@ def test_slips_are_refused(shop: Shop, probe: OutboxProbe) -> None:
     with pytest.raises(UnknownDestination):
         OutboxProbe(shop.outbox, real=["serach"])
     for trouble in (200, 99, 1000, True):
-        with pytest.raises(ConfigError, match="is no HTTP status of a failure, such as 503"):
+        with pytest.raises(ConfigError, match="is not an HTTP status of a failure, such as 503"):
             probe.fail_next("search", trouble)
     with pytest.raises(ConfigError, match="'503' is neither an HTTP status nor an exception"):
         probe.fail_next("search", "503")  # type: ignore[arg-type]
@@ -357,3 +357,12 @@ def test_a_locked_file_is_explained(shop: Shop, probe: OutboxProbe, monkeypatch:
             with pytest.raises(StoreError, match="locked") as raised:
                 call()
             assert "commit it, or roll it back" in raised.value.__notes__[0]
+
+
+@pytest.mark.parametrize(("state", "held"), [("open", "circuit open: busy"), ("paused", "paused: busy")])
+def test_a_drain_says_what_holds_a_destination_up_without_another_claim(state: str, held: str) -> None:
+    tally = Tally()
+    tally.circuit("search", state, "busy")
+    assert tally.drained == Drained(held={"search": held})
+    tally.circuit("search", "closed", "")
+    assert tally.drained.held == {}

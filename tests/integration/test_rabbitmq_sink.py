@@ -37,7 +37,7 @@ from tests.waiting import PATIENCE, await_for
 pytestmark = pytest.mark.full
 
 
-class Desk:
+class Client:
     """A plain client: declares what a test needs, and reads what arrived."""
 
     def __init__(self, url: str, channel: AbstractChannel) -> None:
@@ -46,7 +46,7 @@ class Desk:
         self.exchange = f"events-{uuid4()}"
 
     def at(self, routing_key: str = "{event_type}", exchange: str | None = None) -> Any:
-        """Open a sink that publishes to this desk's exchange."""
+        """Open a sink that publishes to this client's exchange."""
         return sink_to(self.url, options={"exchange": exchange or self.exchange, "routing_key": routing_key})
 
     async def send(self, *deliveries: Delivery) -> list[Answer]:
@@ -57,7 +57,7 @@ class Desk:
         await self.channel.declare_exchange(exchange or self.exchange, "topic", auto_delete=True)
 
     async def bind(self, pattern: str = "#", exchange: str | None = None, **arguments: Any) -> str:
-        """A queue for what matches the pattern."""
+        """Bind a queue to what matches the pattern."""
         queue = await self.channel.declare_queue(f"queue-{uuid4()}", exclusive=True, arguments=arguments)
         await queue.bind(exchange or self.exchange, pattern)
         return queue.name
@@ -79,23 +79,23 @@ async def read(channel: Any, name: str) -> list[Any]:
 
 
 @pytest.fixture
-async def desk(rabbitmq_url: str) -> AsyncIterator[Desk]:
+async def client(rabbitmq_url: str) -> AsyncIterator[Client]:
     async with await aio_pika.connect(rabbitmq_url) as connection:
-        desk = Desk(rabbitmq_url, await connection.channel())
-        await desk.declare()
-        yield desk
+        client = Client(rabbitmq_url, await connection.channel())
+        await client.declare()
+        yield client
 
 
 def large(size: int) -> Delivery:
     return make_delivery(f'"{"x" * size}"')
 
 
-async def test_a_message_says_what_event_it_is(desk: Desk) -> None:
-    queue = await desk.bind()
+async def test_a_message_says_what_event_it_is(client: Client) -> None:
+    queue = await client.bind()
     sent = make_delivery(headers='{"tenant": "acme", "priority": 7}')
-    assert await desk.send(sent) == [Delivered()]
-    [message] = await read(desk.channel, queue)
-    assert (message.exchange, message.routing_key) == (desk.exchange, "order.paid")
+    assert await client.send(sent) == [Delivered()]
+    [message] = await read(client.channel, queue)
+    assert (message.exchange, message.routing_key) == (client.exchange, "order.paid")
     assert (message.message_id, message.type) == (str(sent.event_id), "order.paid")
     assert message.timestamp == sent.created_at.replace(microsecond=0)
     assert message.delivery_mode == aio_pika.DeliveryMode.PERSISTENT
@@ -111,45 +111,47 @@ async def test_a_message_says_what_event_it_is(desk: Desk) -> None:
     assert msgspec.json.decode(message.body)["data"] == {"total": 42}
 
 
-async def test_exchange_and_routing_key_are_made_of_the_event(desk: Desk) -> None:
-    await desk.declare(f"{desk.exchange}-acme")
-    queue = await desk.bind("Order.#", f"{desk.exchange}-acme")
-    async with desk.at("{aggregate_type}.{aggregate_id}.{event_type}", desk.exchange + "-{tenant}") as sink:
+async def test_exchange_and_routing_key_are_made_of_the_event(client: Client) -> None:
+    await client.declare(f"{client.exchange}-acme")
+    queue = await client.bind("Order.#", f"{client.exchange}-acme")
+    async with client.at(
+        "{aggregate_type}.{aggregate_id}.{event_type}", client.exchange + "-{tenant}"
+    ) as sink:
         assert await sink.send([make_delivery(headers='{"tenant": "acme"}')]) == [Delivered()]
-    [message] = await read(desk.channel, queue)
+    [message] = await read(client.channel, queue)
     assert message.routing_key == "Order.1.order.paid"
 
 
-async def test_without_an_exchange_the_routing_key_is_the_queue(desk: Desk) -> None:
-    queue = await desk.bind()
-    assert await send(f"{desk.url}?routing_key={queue}", large(300_000)) == [Delivered()]
-    [message] = await read(desk.channel, queue)
+async def test_without_an_exchange_the_routing_key_is_the_queue(client: Client) -> None:
+    queue = await client.bind()
+    assert await send(f"{client.url}?routing_key={queue}", large(300_000)) == [Delivered()]
+    [message] = await read(client.channel, queue)
     assert len(message.body) > 300_000
 
 
-async def test_a_message_for_no_queue_is_not_delivered_until_one_is_bound(desk: Desk) -> None:
-    queue, lost = await desk.bind("order.*"), altered(event_type="stock.low")
-    async with desk.at() as sink:
+async def test_a_message_for_no_queue_is_not_delivered_until_one_is_bound(client: Client) -> None:
+    queue, lost = await client.bind("order.*"), altered(event_type="stock.low")
+    async with client.at() as sink:
         answers = await sink.send([lost, make_delivery(), lost, make_delivery()])
         assert [type(answer) for answer in answers] == [Unavailable, Delivered, Unavailable, Delivered]
-        check_refused(answers[0], Unavailable, desk.exchange, "'stock.low'", "no queue is bound")
-        assert len(await read(desk.channel, queue)) == 2
-        late = await desk.bind("stock.*")
+        check_refused(answers[0], Unavailable, client.exchange, "'stock.low'", "no queue is bound")
+        assert len(await read(client.channel, queue)) == 2
+        late = await client.bind("stock.*")
         assert await sink.send([lost]) == [Delivered()]
-    assert [message.message_id for message in await read(desk.channel, late)] == [str(lost.event_id)]
+    assert [message.message_id for message in await read(client.channel, late)] == [str(lost.event_id)]
 
 
-async def test_none_of_many_copies_of_an_event_is_taken_for_another(desk: Desk) -> None:
+async def test_none_of_many_copies_of_an_event_is_taken_for_another(client: Client) -> None:
     copies = [make_delivery()] * 8
-    answers = await desk.send(*copies)
+    answers = await client.send(*copies)
     assert [type(answer) for answer in answers] == [Unavailable] * 8
 
 
-async def test_a_missing_exchange_holds_up_nobody_else(desk: Desk) -> None:
-    queue = await desk.bind()
-    good = [altered(aggregate_type=desk.exchange) for _ in range(300)]
+async def test_a_missing_exchange_holds_up_nobody_else(client: Client) -> None:
+    queue = await client.bind()
+    good = [altered(aggregate_type=client.exchange) for _ in range(300)]
     bad = [altered(aggregate_type="nowhere") for _ in range(5)]
-    async with desk.at(exchange="{aggregate_type}") as sink:
+    async with client.at(exchange="{aggregate_type}") as sink:
         for _ in range(2):
             answers = await sink.send([*good[:80], *bad[:2], *good[80:200], *bad[2:], *good[200:]])
             refused = [answer for answer in answers if isinstance(answer, Unavailable)]
@@ -157,14 +159,14 @@ async def test_a_missing_exchange_holds_up_nobody_else(desk: Desk) -> None:
             assert {"no exchange 'nowhere'" in answer.reason for answer in refused} == {True}
             assert [answer for answer in answers if answer not in refused] == [Delivered()] * 300
         wanted = {str(one.event_id) for one in good}
-        assert {message.message_id for message in await read(desk.channel, queue)} == wanted
-        await desk.declare("nowhere")
-        await desk.bind(exchange="nowhere")
+        assert {message.message_id for message in await read(client.channel, queue)} == wanted
+        await client.declare("nowhere")
+        await client.bind(exchange="nowhere")
         assert await sink.send(bad) == [Delivered()] * 5
 
 
 async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard, close = asyncio.Event(), aiormq.Channel._on_close_frame
 
@@ -176,25 +178,25 @@ async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
             await asyncio.sleep(0.1)
 
     monkeypatch.setattr(aiormq.Channel, "_on_close_frame", close_slowly)
-    await desk.bind()
-    async with desk.at(exchange="{aggregate_type}") as sink:
+    await client.bind()
+    async with client.at(exchange="{aggregate_type}") as sink:
         await sink.check()
         connection = sink._link.connection
         refused = asyncio.ensure_future(sink.send([altered(aggregate_type="not-there")]))
         await heard.wait()
-        assert await sink.send([altered(aggregate_type=desk.exchange)] * 5) == [Delivered()] * 5
+        assert await sink.send([altered(aggregate_type=client.exchange)] * 5) == [Delivered()] * 5
         assert isinstance((await refused)[0], Unavailable)
         assert sink._link.connection is connection, "a message on a closed channel ends the connection"
 
 
 async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
-    desk: Desk, monkeypatch: pytest.MonkeyPatch
+    client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def give_up(*_: Any) -> None:
         raise asyncio.CancelledError
 
-    await desk.bind()
-    async with desk.at() as sink:
+    await client.bind()
+    async with client.at() as sink:
         with monkeypatch.context() as broken:
             broken.setattr(Link, "publish", give_up)
             [answer] = await sink.send([make_delivery()])
@@ -202,32 +204,32 @@ async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
         assert await sink.send([make_delivery()]) == [Delivered()]
 
 
-async def test_where_the_connection_breaks_what_is_told_delivered_is_there(desk: Desk) -> None:
-    queue = await desk.bind()
+async def test_where_the_connection_breaks_events_reported_as_delivered_are_there(client: Client) -> None:
+    queue = await client.bind()
     batch = [make_delivery(key=str(n % 60)) for n in range(600)]
-    async with desk.at() as sink:
+    async with client.at() as sink:
         sending = asyncio.ensure_future(sink.send(batch))
         while not sending.done():
             await asyncio.wait([sending], timeout=0.02)
             if sink._link is not None:
                 sink._link.cut()
-        there = {message.message_id for message in await read(desk.channel, queue)}
+        there = {message.message_id for message in await read(client.channel, queue)}
         for one, answer in zip(batch, await sending, strict=True):
             assert answer != Delivered() or str(one.event_id) in there
             assert not isinstance(answer, Reject)
         assert await sink.send([make_delivery()]) == [Delivered()]
 
 
-async def test_what_is_over_the_limit_is_rejected_and_nothing_else(desk: Desk) -> None:
-    queue = await desk.bind()
+async def test_what_is_over_the_limit_is_rejected_and_nothing_else(client: Client) -> None:
+    queue = await client.bind()
     small = [make_delivery() for _ in range(30)]
-    async with desk.at() as sink:
+    async with client.at() as sink:
         for _ in range(2):
             answers = await sink.send([*small[:15], large(rabbitmq.MAX_MESSAGE_SIZE + 1), *small[15:]])
             [rejected] = [answer for answer in answers if answer != Delivered()]
             check_refused(rejected, Reject, str(rabbitmq.MAX_MESSAGE_SIZE))
         assert await sink.send([large(1_000_000)]) == [Delivered()]
-    assert len({message.message_id for message in await read(desk.channel, queue)}) == 31
+    assert len({message.message_id for message in await read(client.channel, queue)}) == 31
 
 
 @pytest.mark.parametrize(
@@ -241,18 +243,18 @@ async def test_what_is_over_the_limit_is_rejected_and_nothing_else(desk: Desk) -
         (altered(aggregate_type='a"b'), "AMQP cannot carry it: .*exchange"),
     ],
 )
-async def test_what_amqp_cannot_carry_is_rejected(desk: Desk, refused: Delivery, reason: str) -> None:
-    await desk.bind()
-    async with desk.at("{aggregate_id}", "{aggregate_type}") as sink:
-        answers = await sink.send([refused, altered(aggregate_type=desk.exchange)])
+async def test_what_amqp_cannot_carry_is_rejected(client: Client, refused: Delivery, reason: str) -> None:
+    await client.bind()
+    async with client.at("{aggregate_id}", "{aggregate_type}") as sink:
+        answers = await sink.send([refused, altered(aggregate_type=client.exchange)])
     check_refused(answers[0], Reject)
     assert re.search(reason, answers[0].reason), answers[0].reason
     assert answers[1] == Delivered()
 
 
-async def test_what_a_full_queue_refuses_is_not_delivered(desk: Desk) -> None:
-    await desk.bind(**{"x-max-length": 1, "x-overflow": "reject-publish"})
-    answers = [await desk.send(make_delivery()) for _ in range(3)]
+async def test_what_a_full_queue_refuses_is_not_delivered(client: Client) -> None:
+    await client.bind(**{"x-max-length": 1, "x-overflow": "reject-publish"})
+    answers = [await client.send(make_delivery()) for _ in range(3)]
     assert answers[0] == [Delivered()]
     check_refused(answers[2][0], Unavailable, "nack")
 
@@ -278,17 +280,17 @@ async def test_what_is_not_let_in_or_finds_nobody_says_so(
     assert "hush-hush" not in answer.reason
 
 
-async def test_the_password_may_be_kept_elsewhere(desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
-    await desk.bind()
+async def test_the_password_may_be_kept_elsewhere(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    await client.bind()
     monkeypatch.setenv("BROKER_PASSWORD", "guest")
-    url = f"{desk.url.replace('guest:guest', 'guest')}?exchange={desk.exchange}"
+    url = f"{client.url.replace('guest:guest', 'guest')}?exchange={client.exchange}"
     assert await send(url, make_delivery(), auth="env:BROKER_PASSWORD") == [Delivered()]
 
 
-async def test_of_several_hosts_one_that_answers_is_enough(desk: Desk) -> None:
-    await desk.bind()
-    url = desk.url.replace("@", "@127.0.0.1:1,")
-    assert await send(f"{url}?exchange={desk.exchange}", make_delivery()) == [Delivered()]
+async def test_of_several_hosts_one_that_answers_is_enough(client: Client) -> None:
+    await client.bind()
+    url = client.url.replace("@", "@127.0.0.1:1,")
+    assert await send(f"{url}?exchange={client.exchange}", make_delivery()) == [Delivered()]
 
 
 async def test_a_server_of_another_kind_is_unavailable() -> None:
@@ -313,26 +315,26 @@ async def test_a_server_that_says_nothing_is_unavailable_and_can_be_left() -> No
             assert await sending != [Delivered()]
 
 
-async def test_a_check_reaches_the_broker_and_the_exchange(desk: Desk) -> None:
-    assert await checked(f"{desk.url}?exchange={desk.exchange}") == "fine"
-    assert await checked(desk.url) == "fine"
-    assert "no exchange 'nowhere-at-all'" in await checked(f"{desk.url}?exchange=nowhere-at-all")
+async def test_a_check_reaches_the_broker_and_the_exchange(client: Client) -> None:
+    assert await checked(f"{client.url}?exchange={client.exchange}") == "fine"
+    assert await checked(client.url) == "fine"
+    assert "no exchange 'nowhere-at-all'" in await checked(f"{client.url}?exchange=nowhere-at-all")
     assert "refused" in await checked("amqp://127.0.0.1:1")
 
 
-async def test_over_tls_the_broker_is_known_by_its_certificate(desk: Desk, tmp_path: Path) -> None:
-    await desk.bind()
+async def test_over_tls_the_broker_is_known_by_its_certificate(client: Client, tmp_path: Path) -> None:
+    await client.bind()
     trusted = certificate(tmp_path / "broker.pem")
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     context.load_cert_chain(trusted)
-    port = int(desk.url.rpartition(":")[2])
+    port = int(client.url.rpartition(":")[2])
 
     async def pass_on(_: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         upstream, downstream = await asyncio.open_connection("127.0.0.1", port)
         await asyncio.gather(pipe(reader, downstream), pipe(upstream, writer))
 
     async with listening(pass_on, tls=context) as receiver:
-        url = f"amqps://guest:guest@127.0.0.1:{receiver.port}?exchange={desk.exchange}"
+        url = f"amqps://guest:guest@127.0.0.1:{receiver.port}?exchange={client.exchange}"
         assert await send(f"{url}&ca={trusted}", make_delivery()) == [Delivered()]
         [unknown] = await send(url, make_delivery())
     check_refused(unknown, Unreachable, "certificate verify failed")
@@ -380,7 +382,7 @@ class RabbitMqPlace(Place):
 
 @pytest.fixture(scope="module")
 def broker() -> Iterator[rabbitmq.Broker]:
-    """A server to be treated badly."""
+    """Run a server that a test may stop or fill."""
     with available("RabbitMQ", rabbitmq.broker()) as broker:
         yield broker
 

@@ -37,7 +37,7 @@ from tests.waiting import PATIENCE, await_for
 
 @pytest.fixture(scope="module")
 def shared(module_database: Callable[[str], str]) -> Iterator[Ground]:
-    """A database that tests share; each looks at its own events."""
+    """Yield a database that tests share; each looks at its own events."""
     with ground(module_database("postgresql-18")) as made:
         yield made
 
@@ -167,7 +167,7 @@ async def test_sixteen_at_once_take_effect_once(kind: str, migrated_database: Ca
         headers, body = request()
         answers = await asyncio.gather(*(post(made, headers, body) for _ in range(16)))
         statuses = {answer.status for answer in answers}
-        # SQLite has one writer, who may be waited for in vain: such a request comes again.
+        # SQLite has one writer; a request that waits for it too long comes again.
         assert 204 in statuses
         assert statuses <= ({204} if kind != "sqlite" else {204, 503, 500})
         assert place.count(headers["webhook-id"]) == 1
@@ -200,7 +200,7 @@ async def test_the_session_of_a_sessionmaker_is_given_and_committed(books: Books
         (Unavailable("closed for stock-taking", after=120), 503, "120"),
     ],
 )
-async def test_what_a_handler_raises_is_told_to_the_sender(
+async def test_the_sender_learns_what_a_handler_raises(
     books: Books, raised: Any, status: int, retry_after: str | None
 ) -> None:
     made, (headers, body) = books.receiver(fails=raised), request()
@@ -465,7 +465,9 @@ NO_CLOUDEVENT = (
     ],
     ids=lambda value: str(value)[:80],
 )
-async def test_what_is_no_json_or_no_envelope_is_400(books: Books, kind: str, body: bytes) -> None:
+async def test_a_body_that_is_not_json_or_not_an_envelope_is_400(
+    books: Books, kind: str, body: bytes
+) -> None:
     made, events = books.kept()
     answer = await post(made, signed(EVENT_ID, body) | {"content-type": f"application/{kind}"}, body)
     assert answer.status == 400
@@ -473,7 +475,7 @@ async def test_what_is_no_json_or_no_envelope_is_400(books: Books, kind: str, bo
     assert events == []
 
 
-async def test_an_id_that_is_no_uuid_is_400(books: Books) -> None:
+async def test_an_id_that_is_not_a_uuid_is_400(books: Books) -> None:
     made, events = books.kept()
     answer = await post(made, signed("msg_1", b"{}") | {"content-type": "application/json"}, b"{}")
     assert (answer.status, answer.detail) == (400, "the message's id is no UUID")
@@ -483,7 +485,7 @@ async def test_an_id_that_is_no_uuid_is_400(books: Books) -> None:
 # --- how it is made ---
 
 
-def test_mistakes_are_told_when_it_is_made() -> None:
+def test_mistakes_are_reported_when_a_receiver_is_made() -> None:
     given: dict[str, Any] = {"secret": SECRET, "inbox": Inbox(), "transaction": dict, "consumer": "c"}
     for name, value, message in [
         *(("secret", "", "secret is empty"), ("secret", "env:NO_SUCH_SECRET", "NO_SUCH_SECRET")),
@@ -509,7 +511,7 @@ def test_handlers_that_cannot_be_are_refused() -> None:
         no_parameter: "must take an Event",
         three: "must take an Event",
         yields: "yields",
-        5: "no function",
+        5: "is not a function that takes an Event",
     }
     for function, message in functions.items():
         with pytest.raises(ConfigError, match=message):

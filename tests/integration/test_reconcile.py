@@ -52,14 +52,14 @@ def command(library: Library, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 
 def refusing(event: Event) -> dict[str, Any] | None:
-    """A document function: what has no pages is not searched, and page 13 cannot be."""
+    """Return the document of an event; without pages there is none, and page 13 raises."""
     if event.payload["pages"] == 13:
         raise ValueError("unlucky")
     return {"name": event.payload["title"]} if event.payload["pages"] else None
 
 
 def made(event: Event) -> dict[str, Any]:
-    """A document with whatever JSON knows."""
+    """Return a document with every kind of value that JSON has."""
     numbers = {"whole": 2.0, "half": 0.5, "large": 2**53 + 1, "negative": -0.0}
     others = {"tags": ["a", None, "b"], "good": True, "nothing": None, "empty": {}, "none": []}
     return {**event.payload, "numbers": numbers, **others}
@@ -139,7 +139,7 @@ def test_repairs_say_that_they_are_and_are_on_record(library: Library) -> None:
     assert (details["missing"], details["repaired"], details["consistency"]) == (1, 1, 0.0)
 
 
-def test_a_difference_whose_event_is_under_way_is_told_apart(library: Library) -> None:
+def test_a_difference_whose_event_is_under_way_is_counted_apart(library: Library) -> None:
     library.fill([1, 2, 3])
     library.change(1, title="changed")
     library.remove(2)
@@ -211,13 +211,15 @@ def test_nothing_is_emitted_behind_a_failed_event(library: Library, command: Com
     library.outbox.drain()
     library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id < 3).values(title="changed"))
 
-    told = command("reconcile", "--repair", "--dry-run")[1]
+    output = command("reconcile", "--repair", "--dry-run")[1]
     result = reconcile(library.outbox, "search", SOURCE, repair=True)
 
-    assert "would have emitted 1 events" in told
+    assert "would have emitted 1 events" in output
     assert (result.stale, result.blocked, result.repaired) == (2, 1, 1)
     [blocked] = [one for one in result.examples if one.blocked]
-    assert f"1 wait behind a failed event: `relaybox why {blocked.failed}`, then retry or discard it" in told
+    assert (
+        f"1 wait behind a failed event: `relaybox why {blocked.failed}`, then retry or discard it" in output
+    )
     assert sorted(library.statuses()) == [*["delivered"] * 3, "failed", "pending"]
 
 
@@ -247,9 +249,9 @@ def test_documents_are_compared_as_the_document_function_makes_them(make: Make) 
 
     assert (result.documents, result.matched, result.missing, result.orphaned) == (3, 2, 1, 1)
     assert result.repaired == 1
-    told = {one.id: (one.kind, one.refused) for one in result.examples}
-    assert told["2"] == ("orphaned", None)
-    kind, refused = told["5"]
+    kinds = {one.id: (one.kind, one.refused) for one in result.examples}
+    assert kinds["2"] == ("orphaned", None)
+    kind, refused = kinds["5"]
     assert kind == "missing"
     assert "unlucky" in str(refused)
     library.outbox.drain()
@@ -317,7 +319,7 @@ def test_an_index_that_does_not_exist_is_an_error(library: Library) -> None:
         reconcile(library.outbox, "search", SOURCE, index="nowhere")
 
 
-def test_a_destination_that_is_no_search_index_is_refused(library: Library) -> None:
+def test_a_destination_that_is_not_a_search_index_is_refused(library: Library) -> None:
     with pytest.raises(UnknownDestination, match="did you mean 'search'"):
         reconcile(library.outbox, "serach", SOURCE)
 
@@ -359,7 +361,7 @@ def test_the_command_repairs_and_answers_in_json(library: Library, command: Comm
 def test_a_source_without_documents_does_not_empty_the_index(
     library: Library, command: Command, dry: tuple[str, ...]
 ) -> None:
-    """A condition that is wrong looks as if everything had been deleted."""
+    """With a wrong condition it looks as if everything had been deleted."""
     library.fill([1, 2, 3])
 
     status, output = command("reconcile", "--repair", *dry, source="NOTHING")
@@ -427,10 +429,10 @@ def test_a_dry_backfill_names_what_cannot_be_an_event(library: Library, command:
 
 
 def test_backfill_tells_its_own_exit_status() -> None:
-    told = CliRunner().invoke(app, ["backfill", "--help"]).output
+    output = CliRunner().invoke(app, ["backfill", "--help"]).output
 
-    assert "0 all documents are emitted" in told
-    assert "fingerprint" not in told
+    assert "0 all documents are emitted" in output
+    assert "fingerprint" not in output
 
 
 def test_the_question_before_a_reindex_says_what_is_rebuilt(
@@ -450,7 +452,7 @@ def test_the_question_before_a_reindex_says_what_is_rebuilt(
     assert asked == [f"rebuild the index {library.index} of search from 2 documents?"]
 
 
-def test_an_engine_that_is_away_is_told_in_one_line(command: Command, server: meilisearch.Server) -> None:
+def test_an_engine_that_is_down_is_reported_in_one_line(command: Command, server: meilisearch.Server) -> None:
     server.fault(requests=({"status": 503, "count": 100, "on": ""},))
     try:
         status, output = command("reconcile")

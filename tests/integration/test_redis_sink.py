@@ -47,7 +47,7 @@ class RedisPlace(outages.Place):
 
 @pytest.fixture
 def place(redis_url: str) -> RedisPlace:
-    """A stream of this test on a server that others use."""
+    """Return a stream of this test on a shared server."""
     return RedisPlace(redis_url)
 
 
@@ -106,7 +106,7 @@ async def test_more_than_a_pipeline_holds_is_sent_in_several(place: RedisPlace) 
     assert {entry["event-id"] for entry, _ in await place.entries()} == {str(d.event_id) for d in deliveries}
 
 
-async def test_a_key_that_is_no_stream_is_unavailable_and_the_others_are_untouched(redis_url: str) -> None:
+async def test_a_key_that_is_not_a_stream_is_unavailable_and_the_others_are_untouched(redis_url: str) -> None:
     name = uuid4().hex
     [bad, good] = [altered(aggregate_id=f"{name}-{end}") for end in ("a", "b")]
     async with Redis.from_url(redis_url) as client:
@@ -210,7 +210,7 @@ async def test_tls_is_verified() -> None:
         ("rediss://h/0", {"key": "x"}, "without certificate"),
     ],
 )
-def test_settings_that_are_wrong_are_told(url: str, options: dict[str, Any], message: str) -> None:
+def test_wrong_settings_are_reported(url: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         RedisSink(Destination("shop", url, options=options))
 
@@ -218,11 +218,11 @@ def test_settings_that_are_wrong_are_told(url: str, options: dict[str, Any], mes
 class TestRedisOutages(outages.OutageContract):
     @pytest.fixture
     def place(self) -> Iterator[RedisPlace]:
-        """A server that a test may stop."""
+        """Run a server that a test may stop."""
         with available("Redis", server.broker()) as started:
             yield RedisPlace(server.url_of(started), started)
 
-    async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_no_failure(
+    async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_a_failure(
         self, place: RedisPlace
     ) -> None:
         async with sink_to(place.url) as sink:
@@ -234,14 +234,14 @@ class TestRedisOutages(outages.OutageContract):
     async def test_a_wrong_password_is_reported_and_holds_up_no_other_destination(
         self, place: RedisPlace, database: str
     ) -> None:
-        async def mend() -> None:
+        async def repair() -> None:
             allowed = {"commands": ["+@all"], "keys": ["*"], "channels": ["*"]}
             async with Redis.from_url(place.url) as client:
                 await client.acl_setuser("shop", enabled=True, passwords=["+s3cret"], **allowed)
 
         login, trouble = server.url_of(place.server, "shop:s3cret"), "refuses the credentials"
         assert trouble in await outages.checked(login)
-        await outages.untroubled(database, login, trouble, mend)
+        await outages.untroubled(database, login, trouble, repair)
 
 
 @asynccontextmanager
@@ -270,7 +270,7 @@ UNAVAILABLE = (
 @pytest.mark.parametrize(
     ("reply", "kind"), [*((text, Unavailable) for text in UNAVAILABLE), ("ERR something else", Retry)]
 )
-async def test_what_a_server_says_of_itself_is_no_events_fault(reply: str, kind: type) -> None:
+async def test_a_servers_own_trouble_is_not_blamed_on_an_event(reply: str, kind: type) -> None:
     async with answering(f"-{reply}\r\n".encode()) as url:
         [answer] = await send(url, make_delivery())
     assert type(answer) is kind

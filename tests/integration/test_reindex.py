@@ -22,9 +22,10 @@ from relaybox.errors import StoreError
 from relaybox.search._reconcile import reconcile
 from relaybox.search._reindex import aabort, areindex
 from relaybox.search.meilisearch.engine import MeilisearchEngine
-from relaybox.search.reindex_operation import Leftovers, ReindexFailed
+from relaybox.search.reindex_operation import Leftovers, ReindexFailed, alone
 from relaybox.search.results import Reindexed
 from relaybox.search.workspace import open_records
+from relaybox.stores.sql.ledger import SqlLedger
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Library, key_in_url
 from tests.integration.project import Project
@@ -129,14 +130,14 @@ def site(
 
 @pytest.fixture
 def filled(site: Site) -> Site:
-    """With documents, and an index that has fallen behind."""
+    """Fill the library, and let the index fall behind."""
     site.library.fill(range(1, 301))
     site.library.write(("7", None), ("9", {"id": 9, "title": "stale"}), ("1001", {"id": 1001}))
     return site
 
 
 def assert_served(site: Site) -> None:
-    """The index has what the database has, and nothing is left of the build."""
+    """Check that the index has what the database has, and that nothing is left of the build."""
     assert site.library.present() == {site.library.index}
     assert site.library.indexed() == site.library.rows()
     assert not {"pending", "failed"} & set(site.library.statuses())
@@ -144,7 +145,7 @@ def assert_served(site: Site) -> None:
 
 
 def assert_as_before(site: Site) -> None:
-    """The old index serves what it served, and nothing is left of the build."""
+    """Check that the old index serves what it served, and that nothing is left of the build."""
     assert site.library.present() == {site.library.index}
     indexed = site.library.indexed()
     assert len(indexed) == 300
@@ -275,7 +276,7 @@ CROOKED = ("--source", "tests.integration.library:CROOKED")
 
 
 def assert_goes_on(library: Library) -> None:
-    """The live events of a document that the build could not take arrive."""
+    """Check that the live events of a document that the build could not take arrive."""
     assert library.present() == {library.index}
     assert library.indexed()["-5"]["title"] == "goes on"
     assert "failed" not in library.statuses()
@@ -498,7 +499,7 @@ def test_meilisearch_under_traffic_has_all_documents_all_the_time(site: Site) ->
 def elsewhere(
     request: pytest.FixtureRequest, migrated_database: Callable[[str], str], tmp_path: Path
 ) -> Site:
-    """With another search engine than Meilisearch."""
+    """Use another search engine than Meilisearch."""
     kind, engine = request.param
     return Site(Library(migrated_database(kind), request.getfixturevalue(f"{engine}_url")), tmp_path)
 
@@ -558,7 +559,7 @@ def operations(library: Library) -> list[str]:
 
 
 def hide(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Algolia does with one that is not marked: it is there, but nobody is to write to it."""
+    """Hide unmarked builds, as Algolia does: they exist, but must not be written to."""
     present = MeilisearchEngine.present
 
     async def hiding(self: MeilisearchEngine, names: Sequence[str]) -> Mapping[str, str]:
@@ -581,7 +582,7 @@ def test_a_reindex_that_serves_did_not_fail(library: Library, monkeypatch: pytes
     assert operations(library) == ["done"]
 
 
-def test_a_database_that_is_away_after_the_swap_is_no_failure(
+def test_a_database_that_is_down_after_the_swap_is_not_a_failure(
     library: Library, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def sweep(self: Leftovers) -> None:
@@ -612,6 +613,84 @@ def test_it_gives_signs_of_life_while_it_replaces(library: Library, monkeypatch:
     monkeypatch.setattr(MeilisearchEngine, "replace", slow)
 
     assert rebuild(library).documents == 30
+
+
+def test_a_replacement_ends_though_the_reindex_is_cancelled_twice(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    replace = MeilisearchEngine.replace
+    replacing, going_on = asyncio.Event(), asyncio.Event()
+
+    async def slow(self: MeilisearchEngine, live: str, fresh: str) -> None:
+        replacing.set()
+        await going_on.wait()
+        await replace(self, live, fresh)
+
+    async def main() -> None:
+        async with library.outbox.relay():
+            rebuilding = asyncio.ensure_future(areindex(library.outbox, "search", SOURCE))
+            await replacing.wait()
+            for _ in range(2):
+                rebuilding.cancel()
+                await asyncio.sleep(0.1)
+            going_on.set()
+            await asyncio.wait([rebuilding])
+            assert rebuilding.cancelled()
+
+    monkeypatch.setattr(MeilisearchEngine, "replace", slow)
+    asyncio.run(main())
+
+    assert library.indexed() == library.rows()
+    assert library.present() == {library.index}
+    assert operations(library) == ["cancelled"]
+
+
+async def ended_badly(library: Library, end: Callable[[asyncio.Task[None]], object]) -> None:
+    """Begin a reindex, and end it when it has begun."""
+    begun = asyncio.Event()
+
+    async def work() -> None:
+        async with open_records(library.outbox, "ann") as records, alone(records, "ann", "search", {}):
+            begun.set()
+            await asyncio.Event().wait()
+
+    working = asyncio.create_task(work())
+    await begun.wait()
+    end(working)
+    await asyncio.wait([working])
+
+
+def test_how_it_ended_is_on_record_though_it_was_cancelled_twice(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish = SqlLedger.finish
+
+    def end(working: asyncio.Task[None]) -> None:
+        async def cancelled_again(*arguments: Any) -> None:
+            working.cancel()
+            await asyncio.sleep(0)
+            await finish(*arguments)
+
+        monkeypatch.setattr(SqlLedger, "finish", cancelled_again)
+        working.cancel()
+
+    asyncio.run(ended_badly(library, end))
+    assert operations(library) == ["cancelled"]
+
+
+def test_how_it_ended_is_on_record_though_the_database_was_away(
+    library: Library, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    finish, away = SqlLedger.finish, iter([True])
+
+    async def away_at_first(*arguments: Any) -> None:
+        if next(away, False):
+            raise StoreError("server closed the connection")
+        await finish(*arguments)
+
+    monkeypatch.setattr(SqlLedger, "finish", away_at_first)
+    asyncio.run(ended_badly(library, asyncio.Task.cancel))
+    assert operations(library) == ["cancelled"]
 
 
 def test_one_whose_creation_is_not_seen_is_dropped(library: Library, monkeypatch: pytest.MonkeyPatch) -> None:

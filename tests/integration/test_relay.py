@@ -202,6 +202,17 @@ async def test_what_a_dead_relay_held_does_not_hold_up_fresh_events_of_any_lane(
     assert sorted(fresh) == [0, 1, 2, *range(100, 120)]
 
 
+async def test_one_drain_delivers_what_is_behind_a_suspect_of_its_key(shop: Shop) -> None:
+    arrived = shop.collect("on_order", ordered=True)
+    shop.emit(200)
+    event = shop.outbox.tables.event
+    with shop.engine.begin() as connection:
+        first = connection.scalar(sa.select(sa.func.min(event.c.position)))
+        connection.execute(sa.update(event).where(event.c.position == first).values(crashes=2))
+    await shop.outbox.adrain()
+    assert arrived == list(range(200))
+
+
 def test_a_relay_is_known_to_have_died_when_its_process_has_ended() -> None:
     me = this_process().name
     host, pid, tail = me.rsplit(":", 2)
@@ -285,7 +296,7 @@ async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest
         await await_for(lambda: len(seen) == 1, "the relay is at work")
         await await_for(lambda: tables_are_dropped(shop), "no deadlock with what the relay is doing")
         trouble = "database  cannot claim, trying again: a table is missing"
-        await await_for(lambda: trouble in caplog.text, "its trouble is told")
+        await await_for(lambda: trouble in caplog.text, "its trouble is logged")
         await shop.outbox.amigrate()
         shop.emit(1, first=1)
         await await_for(lambda: len(seen) == 2, "what was emitted since arrives")

@@ -60,7 +60,7 @@ class Page:
         return dict(found)
 
     def value(self, name: str, **labels: str) -> float | None:
-        """A sample of the metrics."""
+        """Return a sample of the metrics."""
         for family in text_string_to_metric_families(self.get("/metrics")[1]):
             for sample in family.samples:
                 if sample.name == name and labels.items() <= sample.labels.items():

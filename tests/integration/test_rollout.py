@@ -227,13 +227,13 @@ for line in sys.stdin:
 
 
 class Emitting:
-    """A process that emits for each aggregate it is told."""
+    """A process that emits for each aggregate it reads from its input."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self._process = process
 
     def emit(self, aggregate_id: object) -> tuple[bool, bool]:
-        """Whether it was written, and whether it was said to be enabled."""
+        """Return two flags: the event was written, and it was said to be enabled."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write(f"{aggregate_id}\n")
@@ -244,8 +244,8 @@ class Emitting:
     def until(self, aggregate_id: object, expected: tuple[bool, bool]) -> None:
         wait_for(lambda: self.emit(aggregate_id) == expected, f"{aggregate_id} is {expected}")
 
-    def until_told(self, log: Path, text: str) -> None:
-        """It looks at its file when it emits."""
+    def until_logged(self, log: Path, text: str) -> None:
+        """Emit until the text is logged: the process looks at its file when it emits."""
         wait_for(lambda: self.emit(OUT) and text in log.read_text(), log.read_text)
 
 
@@ -273,9 +273,9 @@ def test_a_running_process_takes_a_changed_file_over(database: str, tmp_path: Pa
         write(tmp_path, database, 100, "true")
         emitting.until(OUT, (True, False))
         write(tmp_path, database, '"broken"')
-        emitting.until_told(tmp_path / "log", "rollout = 'broken': write a percentage")
+        emitting.until_logged(tmp_path / "log", "rollout = 'broken': write a percentage")
         (tmp_path / "relaybox.toml").unlink()
-        emitting.until_told(tmp_path / "log", "relaybox.toml: No such file")
+        emitting.until_logged(tmp_path / "log", "relaybox.toml: No such file")
         assert emitting.emit(OUT) == (True, False), "the last good values stay"
         write(tmp_path, database, 0)
         emitting.until(IN, (False, False))

@@ -108,12 +108,12 @@ async def test_the_reason_holds_what_the_engine_says(body: bytes, said: str) -> 
         assert client.reason(Reply(503, body, None, "h:1")).endswith(said)
 
 
-async def test_an_answer_that_is_no_json_is_of_somebody_else() -> None:
+async def test_an_answer_that_is_not_json_comes_from_another_server() -> None:
     with pytest.raises(Unavailable, match="h:1 answered 200 without JSON"):
         Reply(200, b"<html>", None, "h:1").json()
 
 
-async def test_a_connection_that_the_server_closed_while_it_lay_idle_is_no_failure() -> None:
+async def test_a_connection_that_the_server_closed_while_it_was_idle_is_not_a_failure() -> None:
     transports: list[asyncio.Transport] = []
 
     async def answer(request: web.Request) -> web.Response:

@@ -82,7 +82,7 @@ async def place(request: pytest.FixtureRequest) -> AsyncIterator[Place]:
 
 @pytest.fixture
 def stoppable() -> Iterator[meilisearch.Server]:
-    """A server that a test may stop, and whose requests are counted."""
+    """Run a server that a test may stop and that counts its requests."""
     with available("Meilisearch", meilisearch.imitation()) as started:
         yield started
 
@@ -147,18 +147,20 @@ async def test_the_index_ends_as_the_database(place: Place, library_on: LibraryO
 
 async def test_an_index_that_is_deleted_meanwhile_loses_nothing(place: Place, library_on: LibraryOn) -> None:
     library = library_on(place.url)
-    told = f"the index '{place.index}' does not exist"
+    missing = f"the index '{place.index}' does not exist"
 
-    def is_told() -> bool:
-        return any(told in (error or "") for _, _, error in library.rows())
+    def is_reported() -> bool:
+        return any(missing in (error or "") for _, _, error in library.rows())
 
     async with library.outbox.relay():
         # Within a second of its last look, an engine that makes an index for its first document may make it.
         for n in range(1, 100):
             library.write((str(n), {"title": f"t{n}"}))
             now = {"delivered": n}
-            await await_for(lambda now=now: library.states() == now or is_told(), "it is delivered or told")  # type: ignore[misc]
-            if is_told():
+            await await_for(
+                lambda now=now: library.states() == now or is_reported(), "it has arrived or failed"
+            )  # type: ignore[misc]
+            if is_reported():
                 break
             await place.drop()
         assert library.states() == {"delivered": n - 1, "pending": 1}
@@ -167,7 +169,7 @@ async def test_an_index_that_is_deleted_meanwhile_loses_nothing(place: Place, li
     assert await place.titles(*map(str, range(n + 1))) == {str(n): f"t{n}"}
 
 
-async def test_a_key_that_is_wrong_is_told_without_it(place: Place) -> None:
+async def test_a_wrong_key_is_reported_without_showing_it(place: Place) -> None:
     if place.kind == "opensearch":
         pytest.skip("the server of the tests knows no users")
     wrong = place.url.replace(place.base.partition("://:")[2].partition("@")[0], "wr0ng-key")
@@ -180,7 +182,7 @@ async def test_a_key_that_is_wrong_is_told_without_it(place: Place) -> None:
             await sink.check()
 
 
-async def test_an_index_that_is_not_there_is_told_and_not_made(place: Place) -> None:
+async def test_a_missing_index_is_reported_and_not_created(place: Place) -> None:
     async with sink_to(place.url) as sink:
         await sink.check()
     absent = place.another()
@@ -310,10 +312,10 @@ async def test_an_outage_loses_nothing(stoppable: meilisearch.Server, library_on
         library.write(("1", {"title": "during"}))
         await await_for(lambda: library.circuit("search") == "open", "the circuit is open")
 
-        async def is_told() -> bool:
+        async def is_reported() -> bool:
             return any("cannot connect to 127.0.0.1" in why for why in await library.why("pending"))
 
-        await await_for(is_told, "the error is told")
+        await await_for(is_reported, "the error is reported")
         await asyncio.to_thread(stoppable.start)
         await await_for(lambda: library.states() == {"delivered": 2}, "it is delivered")
     assert stoppable.ask("GET", "/indexes/documents/documents/1")["title"] == "during"

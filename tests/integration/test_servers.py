@@ -337,7 +337,7 @@ def missing() -> Iterator[str]:
 
 
 def version_of(url: str) -> str:
-    """What a plain client is told."""
+    """Return the version that a plain client sees."""
     match sa.make_url(url).drivername:
         case "redis":
             with redis.Redis.from_url(url) as client:

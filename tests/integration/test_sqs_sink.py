@@ -80,7 +80,9 @@ async def test_a_character_that_sqs_refuses_is_escaped_in_a_body_of_json(amazon:
     assert message.json == {"text": "\ufffe\uffff\U0001f600\x7f"}
 
 
-async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_is_none(amazon: Amazon) -> None:
+async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_has_no_effect(
+    amazon: Amazon,
+) -> None:
     queue = amazon.queue(".fifo")
     first = make_delivery(key="Order:1")
     again = msgspec.structs.replace(first, attempts=2)
@@ -92,7 +94,7 @@ async def test_in_a_fifo_queue_the_group_is_the_key_and_a_second_delivery_is_non
 
 
 @pytest.mark.parametrize("mark", ["relaybox-replay", "relaybox-dead-letter-from"])
-async def test_a_copy_that_was_asked_for_is_no_duplicate(amazon: Amazon, mark: str) -> None:
+async def test_a_copy_that_was_asked_for_is_not_a_duplicate(amazon: Amazon, mark: str) -> None:
     queue = amazon.queue(".fifo")
     first = make_delivery(key="Order:1")
     copy = msgspec.structs.replace(first, id=make_delivery().id, headers=json.dumps({mark: "shop"}))
@@ -101,7 +103,7 @@ async def test_a_copy_that_was_asked_for_is_no_duplicate(amazon: Amazon, mark: s
     assert len(amazon.take(queue)) == 2
 
 
-async def test_keys_that_are_no_name_of_a_group_are_told_apart_by_a_digest(amazon: Amazon) -> None:
+async def test_a_key_that_cannot_name_a_group_is_replaced_by_a_digest(amazon: Amazon) -> None:
     queue = amazon.queue(".fifo")
     keys = ["Order:ü", "Order: 2", "x" * 200, "x" * 201, "x" * 128]
     assert await send(amazon.sink(queue.name), *(make_delivery(key=key) for key in keys)) == [Delivered()] * 5

@@ -39,7 +39,7 @@ AWS = "sqs.eu-west-1.amazonaws.com"
 
 @pytest.fixture(autouse=True)
 def nobodys(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """No credentials and no region of whoever runs the tests."""
+    """Hide the credentials and the region of the person who runs the tests."""
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
@@ -81,7 +81,7 @@ async def test_a_queue_that_is_missing_is_named_and_takes_messages_when_it_is_ma
         (b"", Unavailable, "closed the connection"),
     ],
 )
-async def test_what_the_service_says_is_told_apart(
+async def test_the_errors_of_the_service_are_distinguished(
     said: bytes, kind: type[Answer], reason: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async def act(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -168,7 +168,7 @@ async def test_nobody_there_is_unreachable(amazon: Amazon) -> None:
 async def unanswered(
     *deliveries: Delivery, **settings: Any
 ) -> AsyncIterator[tuple[Any, asyncio.Future[Any]]]:
-    """A sink and a send of it to a service that says nothing: connected, unless it was given up before."""
+    """Open a sink and a send to a service that does not answer; it is connected, unless it gave up before."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.setblocking(False)
         url = sink_at(f"http://127.0.0.1:{silent.getsockname()[1]}", "orders")

@@ -62,7 +62,7 @@ class Terminal:
         os.write(self.keyboard, keys.encode())
 
     def ends(self) -> int:
-        """Its status, when it has left."""
+        """Return its exit status when it has ended."""
 
         def has_ended() -> bool:
             self._read()
@@ -74,7 +74,7 @@ class Terminal:
         return self.process.returncode
 
     def is_restored(self) -> bool:
-        """Whether the terminal is as it was."""
+        """True if the terminal is as it was before."""
         modes = termios.tcgetattr(self._other)[:4] == self.before[:4]
         left = self.seen.rfind(LEAVE) > self.seen.rfind(ENTER)
         return modes and left and SHOW_CURSOR in self.seen
@@ -199,7 +199,9 @@ def test_a_dumb_terminal_gets_one_frame(clinic: Clinic, opened: Open) -> None:
 
 
 @pytest.mark.parametrize("clinic", ["postgresql-18"], indirect=True)
-def test_a_lost_database_is_told_and_tried_again(clinic: Clinic, opened: Open, postgres18_url: str) -> None:
+def test_a_lost_database_is_reported_and_tried_again(
+    clinic: Clinic, opened: Open, postgres18_url: str
+) -> None:
     name = sa.make_url(clinic.url).database
     terminal = opened(clinic, "--interval", "200ms")
     terminal.until("runner")

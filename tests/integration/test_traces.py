@@ -1,4 +1,4 @@
-"""One trace from whoever emits, through the relay, to whoever receives."""
+"""One trace from the emitter, through the relay, to the receiver."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def shop(url: str) -> Shop:
 
 @asynccontextmanager
 async def served(app: Any) -> AsyncIterator[str]:
-    """The URL at which an application listens."""
+    """Serve an application; yield its URL."""
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_config=None, lifespan="off"))
     task = asyncio.create_task(server._serve())
     await await_for(lambda: server.started, "a server")

@@ -49,7 +49,7 @@ def notifier(url: str, channel: str = CHANNEL, **options: Any) -> Iterator[Notif
 async def listening(
     url: str, channel: str = CHANNEL, *, alive: bool = True, **options: Any
 ) -> AsyncIterator[ListeningWake]:
-    """A wake that hears, with the wakes of its beginning taken."""
+    """Open a wake that listens, and take the wakes of its start."""
     wake = ListeningWake(url, channel, **options)
     wake.start()
     try:
@@ -63,7 +63,7 @@ async def listening(
 
 
 async def woken(wake: ListeningWake, name: str) -> bool:
-    """Whether a lane was woken, which would have slept for hours."""
+    """True if a lane that would have slept for hours was woken."""
     async with asyncio.timeout(PATIENCE):
         return await wake.wait(name, 10_000)
 
@@ -89,7 +89,7 @@ class Ear:
         self._connection.close()
 
     def backend_of(self, caller: Notifier) -> int:
-        """The backend through which a caller notifies."""
+        """Return the backend through which a caller notifies."""
         caller.call(["before"])
         wait_for(lambda: "before" in self.heard)
         (backend,) = self.backends
@@ -190,7 +190,7 @@ def test_a_notifier_that_is_idle_holds_no_connection_and_no_thread(database: str
 
 @pytest.fixture
 def notifying() -> Threads:
-    """The threads of notifiers, without those that others have left and that are still idle."""
+    """Return the threads of notifiers, without idle ones that other tests left."""
 
     def threads() -> set[threading.Thread]:
         return {thread for thread in threading.enumerate() if thread.name == "relaybox-notify"}

@@ -6,7 +6,7 @@ figures a release lacks, because they are missing or of another core, and exits 
 Simulation gets a sixth of the time, the parts that are tests take what they take, and the schedules of real
 processes share the rest: PostgreSQL has four parts of it, MariaDB and SQLite two each, every broker one, and
 the search engines together one.
-The exit status is 1 where a promise was broken, whose seeds are told, or where there was no time for a part.
+The exit status is 1 if a promise was broken (its seeds are printed), or if there was no time for a part.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _turn(part: str) -> int:
-    """The tests go first: they take what they take."""
+    """Return the part's turn: the tests go first, as their time is fixed."""
     return (*TESTS, SIMULATION, *CHAOS).index(part)
 
 

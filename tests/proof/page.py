@@ -89,7 +89,7 @@ own attempts.
 
 
 def _figure(runs: Sequence[Run], name: str) -> str:
-    """A figure of all of them together; a dash where it is not looked for."""
+    """Return a figure summed over the runs, or a dash if it is not counted."""
     return f"{total(runs, name):,}" if any(name in run.figures for run in runs) else "–"
 
 
@@ -185,7 +185,7 @@ def _last(runs: Iterable[Run], part: str) -> Run | None:
 
 
 def table(names: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
-    """A table in Markdown that is readable as it stands."""
+    """Return a Markdown table with aligned columns."""
     lines = [list(names), *[list(map(str, row)) for row in rows]]
     widths = [max(len(line[column]) for line in lines) for column in range(len(names))]
     texts = [

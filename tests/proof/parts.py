@@ -143,14 +143,14 @@ def _storm(part: str, seconds: float) -> tuple[dict[str, Any], bool]:
 
 
 def _received(results: list[dict[str, Any]]) -> dict[str, int]:
-    """What is known where receipts are: an index does not tell what it was sent."""
+    """Return the deliveries that have receipts: an index does not record what it was sent."""
     again = {"again": sum(result["duplicates"] for result in results)}
     bound = {"bound": sum(result["bound"] for result in results)}
     return {**again, **bound, **dict.fromkeys(KINDS, 0)}
 
 
 def _test(path: str, environment: Mapping[str, str]) -> tuple[dict[str, Any], bool]:
-    """What the tests recorded of themselves, by the name they gave it."""
+    """Return what the test recorded, by name, and if it passed."""
     with _file() as file:
         # These tests run for minutes by design; the suite's own limit would end them on a busy machine.
         command = [sys.executable, "-m", "pytest", "-q", "--timeout=3600", path, f"--junitxml={file}"]

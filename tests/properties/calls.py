@@ -21,7 +21,7 @@ ROUTES = (Route("*", to="plain"),)
 
 
 def settings(url: str) -> Settings:
-    """What the calls are made for."""
+    """Return the settings that the calls are made for."""
     return Settings(url, DESTINATIONS, ROUTES, max_payload=LONGEST)
 
 

@@ -27,7 +27,7 @@ def feed(record_property: Callable[[str, object], None]) -> Feed:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One line an area, and their sum."""
+    """Print one line for each area, and their sum."""
     reports = [report for reports in terminalreporter.stats.values() for report in reports]
     properties = [pair for report in reports for pair in getattr(report, "user_properties", ())]
     inputs = [value for name, value in properties if name == "inputs"]

@@ -1,4 +1,4 @@
-"""Rows as somebody with a database's own tool may leave them, or a newer version writes them."""
+"""Rows as an operator with a database tool may leave them, or as a newer version writes them."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ MARIADB: dict[str, tuple[Any, ...]] = {
 
 
 def unique(value: Any, number: int) -> Any:
-    """The same kind of value, that no other row has."""
+    """Return a value of the same kind that no other row has."""
     if isinstance(value, Sql):
         return Sql(value.text.replace("x'", f"x'{number:04x}"))
     return f"{number:06d}{value[6:]}" if isinstance(value, str) else value - number

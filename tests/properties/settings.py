@@ -69,7 +69,7 @@ ODD: tuple[Callable[[], Any], ...] = (
     ),
     lambda: values.HostileDict(base=1),
 )
-"""What is no setting, or hardly one."""
+"""Return a value that is not valid, or only just."""
 
 
 def odd(r: Random) -> Any:
@@ -78,7 +78,7 @@ def odd(r: Random) -> Any:
 
 
 def mutated(r: Random, valid: Any) -> Any:
-    """A valid value with a slip in it."""
+    """Return a valid value with a mistake in it."""
     match valid:
         case bool():
             return not valid
@@ -113,7 +113,7 @@ def _slip(r: Random, text: str) -> str:
 def one_wrong(
     r: Random, table: dict[str, tuple[Any, ...]], *, sure: bool = True
 ) -> tuple[dict[str, Any], str]:
-    """Some settings of a table, one of which has a slip in it, or is something else; and its name."""
+    """Return settings of a table with a mistake in one of them, and that one's name."""
     chosen = {name: r.choice(given) for name, given in table.items() if r.random() < 0.2}
     name = r.choice(list(table))
     chosen[name] = odd(r) if sure and r.random() < 0.5 else mutated(r, r.choice(table[name]))

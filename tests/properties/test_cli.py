@@ -87,7 +87,7 @@ def ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fresh_database: Databas
     monkeypatch.delenv("DATABASE_URL", raising=False)
     monkeypatch.setenv("RELAYBOX_DATABASE", url)
     Path("relaybox.toml").write_text(CONFIGURATION)
-    # Else the whole command would be put together anew for each call.
+    # Otherwise the whole command would be put together for each call.
     monkeypatch.setattr("typer.testing._get_command", lambda _: COMMAND)
     return asyncio.run(_fill(Operated(url)))
 
@@ -122,7 +122,7 @@ def test_a_command_ends_with_a_status_and_no_traceback(feed: Feed, ids: list[UUI
 
 
 def typed(r: Random, ids: list[UUID]) -> list[str]:
-    """The words of a command."""
+    """Return the words of a command."""
     command = r.choice(list(COMMANDS))
     named = command[-1:] not in NAMELESS or r.random() < 0.1
     words = [_word(r, ids) for _ in range(r.choice((0, 1, 1, 1, 2)) if named else 0)]

@@ -36,7 +36,7 @@ def test_settings_are_taken_or_refused_by_name(feed: Feed, tmp_path: Path) -> No
 
 
 def works(r: Random, database: Path) -> None:
-    """What is taken is also what a relay can work with."""
+    """Check that a relay can work with every value that is accepted."""
     table = {name: DESTINATION[name] for name in DESTINATION.keys() - {"sink", "dead_letter", "rate_limit"}}
     given, name = settings.one_wrong(r, {name: table[name] for name in sorted(table)})
     if callable(given.get("ordering")):
@@ -111,7 +111,7 @@ def file(r: Random, directory: Path) -> None:
 
 
 def refused_by_name(make: Callable[[], Any], name: str | None) -> Any:
-    """What it makes; ``None`` where it is refused, and the error names the setting."""
+    """Return what it makes, or None if it is refused by an error that names the setting."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         made, error = attempt(make, ConfigError)

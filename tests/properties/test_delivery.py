@@ -56,7 +56,7 @@ class Shop:
 
     @contextmanager
     def transaction(self, r: Random) -> Iterator[Any]:
-        """A connection of one of the drivers, committed at the end."""
+        """Yield a connection of one of the drivers, and commit at the end."""
         url = sync_url(self._url)
         if self.dialect is POSTGRESQL and r.random() < 0.5:
             url = url.set(drivername="postgresql+psycopg2")

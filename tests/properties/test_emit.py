@@ -39,7 +39,7 @@ def build(r: Random) -> None:
 
 
 def too_much(error: EmitError, drawn: Drawn, dialect: Dialect) -> bool:
-    """Whether it was refused for its size or its depth, and rightly so."""
+    """True if it was refused for its size or its depth, and is that large or deep."""
     if not isinstance(error, PayloadError):
         return False
     plain = drawn.headers if error.path.startswith("headers") else drawn.payload

@@ -38,7 +38,7 @@ BUILDER = RowBuilder(Settings(destinations=[Destination("shop", "console:")], ro
 
 
 def row(**options: Any) -> dict[str, Any]:
-    """The row of an event with these arguments."""
+    """Return the row of an event with these arguments."""
     given = {"aggregate_type": "Order", "aggregate_id": 1, "event_type": "order.paid", "payload": 1}
     [values] = BUILDER.build(Call(**{**given, **options}), SQLITE).rows
     return dict(zip(INSERTED, values, strict=True))
@@ -202,7 +202,7 @@ def test_a_lane_goes_on_behind_a_row_that_somebody_spoilt(
 
 @pytest.fixture(scope="module")
 def outboxes() -> dict[str, Edited]:
-    """One for each kind of database."""
+    """Yield an outbox for each kind of database."""
     return {}
 
 
@@ -219,7 +219,7 @@ def test_a_text_that_is_not_utf8_in_sqlite_fails_its_own_delivery_only(fresh_dat
 
 
 async def claims(edited: Edited, limit: int, count: int, **options: Any) -> list[Claim]:
-    """So many claims of the ordered lane, one after the other."""
+    """Return so many claims of the ordered lane, one after the other."""
     store = open_store(edited.outbox.settings.database, edited.outbox.tables)
     want = Want("ordered", "me", limit, ordered=True, **options)
     try:

@@ -15,8 +15,9 @@ import pytest
 import sqlalchemy as sa
 
 from relaybox import Destination, Event, Outbox, Reject, Retry, Route
-from relaybox.cli import events, status
+from relaybox.cli import events
 from relaybox.database.dialects import DIALECTS
+from relaybox.operate import documents
 from relaybox.operate.admin import Admin
 from relaybox.relay.observer import Observer
 from relaybox.stores.ledger import Filter
@@ -80,7 +81,7 @@ class Edited:
                 self._drop_constraints(connection)
 
     async def _take(self, name: str, event: Event) -> None:
-        # Poison is told by what it is about: whatever else was edited, healthy events say so.
+        # Poison is recognised by its aggregate type: healthy events keep theirs, whatever else was edited.
         if event.aggregate_type != "Healthy":
             raise (Reject if event.id.int % 2 else Retry)("poison")
         self.given.add((name, event.id))
@@ -102,12 +103,12 @@ class Edited:
             return list(connection.exec_driver_sql("SELECT id FROM outbox_event").scalars())
 
     def now(self) -> Any:
-        """The time by the database's clock, as its rows hold it."""
+        """Return the time by the database's clock, as its rows hold it."""
         with self.engine.begin() as connection:
             return connection.exec_driver_sql(f"SELECT {self._now}").scalar_one()
 
     def due_since(self, moment: Any) -> list[Any]:
-        """The rows that a lane might have taken since then and did not."""
+        """Return the rows that a lane might have taken since then and did not."""
         mark = "?" if self.kind == "sqlite" else "%s"
         query = f"""SELECT destination FROM outbox_event
             WHERE destination IN ('plain', 'ordered', 'buried', 'letters')
@@ -138,7 +139,7 @@ class Edited:
 
     @contextmanager
     def unchecked(self) -> Iterator[sa.Connection]:
-        """A transaction without constraints."""
+        """Begin a transaction without constraints."""
         with self.engine.connect() as connection:
             for statement in UNCHECKED[self.kind]:
                 connection.exec_driver_sql(statement)
@@ -200,9 +201,9 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
     store = open_store(edited.outbox.settings.database, edited.outbox.tables, connections=1)
     admin = Admin(SqlLedger(store), DESTINATIONS, "tester")
     try:
-        assert status.stats_document(await admin.stats())
+        assert documents.to_json(documents.stats(await admin.stats(), await admin.destinations()))
         failures = await admin.failures()
-        assert len(events.failures_document(failures)["failures"]) == len(failures.groups)
+        assert len(documents.failures(failures)["failures"]) == len(failures.groups)
         for group in failures.groups[:3]:
             wanted = Filter(destination=group.destination, fingerprint=group.fingerprint)
             assert (await admin.count("retry", wanted)).count == group.count
@@ -211,13 +212,15 @@ async def ask(edited: Edited, ids: Sequence[UUID]) -> None:
         for name in ("", *ROUTED, *await samples.names()):
             assert (await samples.measure(name, 100)).pending >= 0
         page = await admin.events(limit=100)
-        assert len(events.page_document(page)["events"]) == len(page.entries)
+        assert len(documents.events(page, page.cursor)["events"]) == len(page.entries)
         for id_ in [ids[0], *(entry.id for entry in page.entries[:: len(page.entries) // 4 or 1])]:
             for detail in await admin.event(id_):
-                assert events.detail_document(detail)["destination"] == detail.entry.destination
+                [shown] = documents.deliveries([detail])["deliveries"]
+                assert shown.destination == detail.entry.destination
+                assert documents.to_json(shown)
                 assert events._described(detail, shared=True)
                 assert events._line(detail.entry)
             for reason in await admin.why(id_):
-                assert events.reason_document(reason)["text"]
+                assert documents.to_json(documents.reasons([reason]))
     finally:
         await store.close()

@@ -37,7 +37,7 @@ def test_signatures_and_envelopes_are_right_or_typed_errors(feed: Feed) -> None:
 
 
 def signature(r: Random) -> None:
-    """What was signed verifies; with a slip in it, it does not, and nothing raises but for a bad secret."""
+    """Check that a signature verifies, fails after a change, and only raises for a bad secret."""
     secret = _slip(r, r.choice(SECRETS)) if r.random() < 0.4 else r.choice(SECRETS)
     keys, error = attempt(lambda: parse_keys(secret), ConfigError)
     if keys is None:
@@ -62,7 +62,7 @@ def _slip(r: Random, text: str) -> str:
 
 
 def envelope(r: Random) -> None:
-    """A payload that was stored is in the body, byte for byte as it was stored."""
+    """Check that a stored payload is in the body byte for byte."""
     value, plain = values.value(r)
     headers, of_headers = values.value(r, 2)
     try:
@@ -106,7 +106,7 @@ def _moment(r: Random) -> datetime:
 
 
 def broken(r: Random) -> None:
-    """A row that somebody edited becomes an envelope, or an error that a relay knows."""
+    """Check that a row that somebody edited becomes an envelope, or an error that a relay knows."""
     edits: dict[str, Any] = {
         "payload": r.choice(
             (None, "", "{", "nul", "[1,", '"\\ud800"', '"\ud800"', "1e999", "NaN", "[" * 5000, values.text(r))
@@ -131,7 +131,7 @@ def broken(r: Random) -> None:
 
 
 def answered(work: Callable[[], Any], delivery: Delivery) -> Any:
-    """What it makes; ``None`` where it is an error that a sink turns into an answer."""
+    """Return what it makes, or None if it raises an error that a sink turns into an answer."""
     made, error = attempt(work, PayloadError, Retry, UnicodeEncodeError)
     assert error is None or str(error)
     if isinstance(error, Retry):

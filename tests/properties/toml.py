@@ -25,7 +25,7 @@ HOPELESS = (
 
 
 def document(r: Random) -> tuple[str, str | None]:
-    """The text, and the setting that is wrong in it, where that is known."""
+    """Return the text, and the setting that is wrong in it, if that is known."""
     if r.random() < 0.05:
         return r.choice(HOPELESS), None
     table, wrong = r.choice(((GENERAL, "relaybox"), (DESTINATION, "destinations.runner"), (ROUTE, "routes")))
@@ -73,6 +73,6 @@ def _value(value: Any) -> str:
         case dict():
             pairs = [f"{json.dumps(str(name))} = {_value(one)}" for name, one in value.items()]
             return f"{{ {', '.join(pairs)} }}"
-    # What has no form in TOML is somebody's text.
+    # A value that TOML cannot write becomes a text.
     plain = isinstance(value, str) and not isinstance(value, HostileText)
     return json.dumps(value if plain else type(value).__name__)

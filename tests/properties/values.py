@@ -47,7 +47,7 @@ def spring(*_: Any, **__: Any) -> Any:
 
 
 def hostile(kind: type, *names: str) -> type:
-    """A class whose methods of these names raise."""
+    """Return a class whose methods of these names raise."""
     return type(f"Hostile{kind.__name__.title()}", (kind,), dict.fromkeys(names, spring))
 
 
@@ -290,7 +290,7 @@ def _wrapped(r: Random, room: int) -> Pair:
 
 
 def depth(plain: Any) -> int:
-    """How many arrays and objects are within one another."""
+    """Return how deeply arrays and objects are nested."""
     deepest, level = 0, [plain]
     while level := [one for one in level if isinstance(one, list | tuple | dict)]:
         deepest += 1
@@ -299,7 +299,7 @@ def depth(plain: Any) -> int:
 
 
 def same(one: Any, other: Any) -> bool:
-    """Whether two JSON values are equal: numbers by the decimals that JSON writes, and true is no number."""
+    """True if two JSON values are equal: numbers by their decimals, and true differs from 1."""
     left = [(one, other)]
     while left:
         one, other = left.pop()

@@ -40,12 +40,12 @@ Batch: TypeAlias = Callable[[random.Random, int], None]
 
 
 def asked() -> int:
-    """How many inputs there are to be in all."""
+    """Return how many inputs there are to be in all."""
     return int(os.environ.get("RELAYBOX_INPUTS") or SHORT)
 
 
 def seed() -> int | None:
-    """What new inputs are drawn by; ``None``: they are always the same."""
+    """Return the seed of new inputs, or None to draw the same inputs every time."""
     given_ = os.environ.get("RELAYBOX_SEED")
     if given_:
         return int(given_)
@@ -59,7 +59,7 @@ _OWN = str(random.SystemRandom().getrandbits(32))
 
 
 def share(area: str) -> int:
-    """How many of them are for this area."""
+    """Return how many of them are for this area."""
     return -(-asked() * SHARES[area] // 100)
 
 
@@ -79,7 +79,7 @@ def each(one: Callable[[random.Random], Any]) -> Batch:
 
 
 def attempt(work: Callable[[], T], *kinds: type[E]) -> tuple[T, None] | tuple[None, E]:
-    """What it makes, or the error of these kinds that it raises; of another kind, it is raised."""
+    """Return the result and None, or None and an error of these kinds; other errors are raised."""
     try:
         return work(), None
     except kinds as error:
@@ -87,7 +87,7 @@ def attempt(work: Callable[[], T], *kinds: type[E]) -> tuple[T, None] | tuple[No
 
 
 def feed(area: str, batch: Batch, size: int) -> int:
-    """Feed an area's share in batches of ``size``; how many inputs it were."""
+    """Feed an area's share in batches of ``size``; return how many inputs that is."""
     fed = 0
 
     def run(number: int) -> None:
@@ -100,7 +100,7 @@ def feed(area: str, batch: Batch, size: int) -> int:
     settings = hypothesis.settings(
         max_examples=examples,
         derandomize=drawn_by is None,
-        # A smaller number is no simpler input.
+        # A smaller number does not make a simpler input.
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

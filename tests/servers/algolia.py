@@ -34,11 +34,11 @@ class Server(restart.Restartable):
 
     @property
     def url(self) -> str:
-        """A sink with an index for each type of aggregate."""
+        """Return the URL of a sink with an index for each type of aggregate."""
         return self.url_of("")
 
     def url_of(self, index: str) -> str:
-        """The sink of an index."""
+        """Return the sink of an index."""
         return f"algolia://{APPLICATION}/{index}?host=127.0.0.1:{self.port}&tls=false"
 
     def start(self) -> None:
@@ -47,7 +47,7 @@ class Server(restart.Restartable):
         def command(free: int) -> base.Command:
             return self._command(self.port or free)
 
-        # Not everybody may read the programs of this one's user.
+        # Other users may not be allowed to read the programs of this user.
         running = base.running(command, self._directory, self._ready, as_root=True)
         free = self._running.enter_context(running)
         self.port = self.port or free

@@ -185,9 +185,11 @@ class Api:
         limit, name = self._faults.record_limit, request["body"]["objectID"]
         size = len(json.dumps(request["body"], ensure_ascii=False, separators=(",", ":")).encode())
         if size > limit:
-            told = f"Record at the position {position} objectID={name} is too big size={size}/{limit} bytes"
+            message = (
+                f"Record at the position {position} objectID={name} is too big size={size}/{limit} bytes"
+            )
             more = {} if self._faults.terse else {"position": position, "objectID": name}
-            raise Refused(400, f"{told}. Please have a look at {TOO_BIG}", **more)
+            raise Refused(400, f"{message}. Please have a look at {TOO_BIG}", **more)
 
     async def _task(self, request: web.Request) -> web.Response:
         done = self._held.published(int(request.match_info["task"]))

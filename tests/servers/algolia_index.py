@@ -1,7 +1,7 @@
 """What an Algolia application holds, after its public documentation: indexes, and tasks that change them.
 
 A task is accepted at once and published a little later, in order. Accepted tasks are written to a journal,
-from which a process that starts anew has them again.
+from which a process that restarts reads them.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Application:
         self._replay()
 
     def accept(self, work: Work) -> Work:
-        """A task of its own: ``task`` and ``at`` are added."""
+        """Accept a task; ``task`` and ``at`` are added to it."""
         self._last += 1
         work = {**work, "task": self._last, "at": _now()}
         if self.lose:
@@ -70,7 +70,7 @@ class Application:
             self._apply(self._queue.popleft()[1])
 
     def published(self, task: int) -> bool:
-        """Whether the task is done."""
+        """True if the task is done."""
         waiting = {work["task"] for _, work in self._queue}
         return task <= self._last and task not in waiting and task not in self._lost
 
@@ -126,7 +126,7 @@ class Application:
 
 
 def apply_action(records: dict[str, Record], action: str, body: Record) -> None:
-    """One action of a batch, on the records of an index."""
+    """Apply one action of a batch to the records of an index."""
     name = body["objectID"]
     match action:
         case "addObject" | "updateObject":
@@ -141,7 +141,7 @@ def apply_action(records: dict[str, Record], action: str, body: Record) -> None:
 
 
 def _updated(record: Record, body: Record) -> Record | None:
-    """The record with the attributes of ``body``; None where an operation has the whole update ignored."""
+    """Return the record with the attributes of ``body``, or None if an operation cancels the update."""
     changed = dict(record)
     for name, value in body.items():
         if not isinstance(value, dict) or "_operation" not in value:
@@ -171,7 +171,7 @@ def _updated(record: Record, body: Record) -> Record | None:
 
 
 def identified(action: str, body: Record) -> Record:
-    """The body with the id that an added record gets where it has none."""
+    """Return the body with an id; a record that is added without one gets one."""
     if action == "addObject" and "objectID" not in body:
         return {**body, "objectID": uuid4().hex}
     return {**body, "objectID": str(body["objectID"])}

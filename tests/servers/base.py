@@ -107,7 +107,7 @@ def die_with_parent(parent: int) -> None:
 
 
 def guarded(command: Command, *, as_root: bool = False, death: str = "KILL") -> list[str]:
-    """The command, not as root, which database servers refuse, and sent ``death`` when this process dies.
+    """Return the command, run as a user other than root, and sent ``death`` when this process dies.
 
     Only SIGKILL ends a process that a test has stopped.
     """
@@ -122,7 +122,7 @@ def guarded(command: Command, *, as_root: bool = False, death: str = "KILL") -> 
 
 @contextmanager
 def workspace(*, durable: bool = False) -> Iterator[Path]:
-    """A temporary directory owned by the user that servers run as: in memory, unless it must be durable."""
+    """Yield a temporary directory of the servers' user, in memory unless it must be durable."""
     with tempfile.TemporaryDirectory(
         prefix=f"{PREFIX}{os.getpid()}-", dir=None if durable else memory()
     ) as name:
@@ -193,7 +193,7 @@ def last_line(text: str) -> str:
 
 def _start(launch: Callable[[int], subprocess.Popen[bytes]]) -> tuple[subprocess.Popen[bytes], int]:
     reason = ""
-    # Somebody may take the free port before the server does: an early exit is tried again on another one.
+    # Another process may take the free port before the server: after an early exit, try another port.
     for _ in range(PORT_TRIES):
         port = free_port()
         try:

@@ -36,7 +36,7 @@ class Engine:
         self._reader.start()
 
     def records(self, count: int, seconds: float = 60.0) -> list[Record]:
-        """The next records but for heartbeats; fewer where no more came in time."""
+        """Return the next records but for heartbeats; fewer if no more came in time."""
         found: list[Record] = []
         deadline = time.monotonic() + seconds
         while len(found) < count and (left := deadline - time.monotonic()) > 0:
@@ -65,7 +65,7 @@ class Engine:
         self._reader.join()
 
     def errors(self) -> str:
-        """What it wrote about itself."""
+        """Return what it wrote about itself."""
         return self._log.read_text()
 
     def _read(self) -> None:

@@ -41,7 +41,7 @@ class WallClock:
         new = self._file.with_suffix(".new")
         new.write_text(f"{seconds:+f}\n")
         new.chmod(0o644)
-        # At once: whoever read half of a line would live in another time.
+        # In one write: a process that reads half of a line would have another time.
         new.replace(self._file)
 
 

@@ -131,27 +131,27 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """Return its URL."""
         return f"kafka://127.0.0.1:{self.port}"
 
     @property
     def bootstrap(self) -> str:
-        """Where it is, for Kafka's own clients."""
+        """Return its address for Kafka's own clients."""
         return f"127.0.0.1:{self.port}"
 
     @property
     def sasl_url(self) -> str:
-        """Where it asks for a user."""
+        """Return the URL at which it asks for a user."""
         return f"kafka://{USER}:{PASSWORD}@127.0.0.1:{self.sasl_port}?security=sasl_plaintext"
 
     @property
     def tls_url(self) -> str:
-        """Where it asks for a user and shows its certificate."""
+        """Return the URL at which it asks for a user and shows its certificate."""
         return f"kafka://{USER}:{PASSWORD}@127.0.0.1:{self.tls_port}"
 
     @property
     def mutual_url(self) -> str:
-        """Where it asks for the client's certificate, which is the same as its own."""
+        """Return the URL at which it asks for the client's certificate, which is the same as its own."""
         return f"kafka://127.0.0.1:{self.mutual_port}"
 
     def start(self) -> None:
@@ -162,11 +162,11 @@ class Broker:
         self._again = True
 
     def stop(self) -> None:
-        """As if it had crashed."""
+        """Kill it, as if it had crashed."""
         self._running.close()
 
     def pause(self) -> None:
-        """It is there, and silent."""
+        """Suspend it, so that it is silent."""
         process = self._pid()
         os.kill(process, signal.SIGSTOP)
         # Each of its threads stops when it has a turn.
@@ -174,7 +174,7 @@ class Broker:
             time.sleep(0.005)
 
     def resume(self) -> None:
-        """It goes on."""
+        """Let it go on."""
         os.kill(self._pid(), signal.SIGCONT)
 
     def _command(self, free: int) -> base.Command:

@@ -35,17 +35,17 @@ DEPENDENCY = (
 
 
 def jars(name: str, *coordinates: str) -> list[Path]:
-    """The jars of ``group:artifact:version`` and of all they need, fetched once; or raise Unavailable."""
+    """Return the jars of ``group:artifact:version`` and all they need, fetched once, or raise Unavailable."""
     return sorted(_kept(name, coordinates, _fetch_jars).glob("*.jar"))
 
 
 def archive(name: str, coordinate: str) -> Path:
-    """What ``group:artifact:version:zip`` holds, fetched and unpacked once; or raise Unavailable."""
+    """Fetch and unpack ``group:artifact:version:zip`` once and return its directory, or raise Unavailable."""
     return _kept(name, (coordinate,), _fetch_archive)
 
 
 def java() -> str:
-    """The program ``java`` of a development kit, which also runs a source file; or raise Unavailable."""
+    """Return ``java`` of a development kit, which also runs a source file, or raise Unavailable."""
     base.program("javac", "default-jdk-headless")
     return base.program("java", "default-jdk-headless")
 

@@ -51,7 +51,7 @@ class Server(restart.Restartable):
         requests: tuple[dict[str, Any], ...] = (),
         quota: int | None = None,
     ) -> None:
-        """From now on exactly these faults; none are left where nothing is said.
+        """Have exactly these faults from now on, or none.
 
         ``paused``: tasks stay enqueued. ``delay``: seconds that a batch takes. ``tasks``: such as
         ``{"code": "internal", "count": 1}``, with a ``type`` and a ``message`` if need be. ``requests``:
@@ -63,12 +63,12 @@ class Server(restart.Restartable):
         self.ask("POST", "/__faults", asked)
 
     def asked(self) -> dict[str, int]:
-        """How often it was asked what, such as ``{"GET /tasks": 3}``."""
+        """Return the number of requests of each kind, such as ``{"GET /tasks": 3}``."""
         counts: dict[str, int] = self.ask("GET", "/__asked")
         return counts
 
     def ask(self, method: str, path: str, body: Any = None) -> Any:
-        """The answer of its API; raises where it is an error."""
+        """Return the answer of its API; raise if it is an error."""
         headers = {"Authorization": f"Bearer {self.key}", "Content-Type": "application/json"}
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"{self.url}{path}", data, headers, method=method)
@@ -77,7 +77,7 @@ class Server(restart.Restartable):
 
 
 class Given(Server):
-    """One that somebody else runs: it takes no faults."""
+    """A server that somebody else runs: it takes no faults."""
 
     imitated = False
 
@@ -120,7 +120,7 @@ def imitation(key: str = KEY, limit: int = LIMIT) -> Iterator[Server]:
 
 
 def destination_url(server: Server, path: str = "") -> str:
-    """The URL for a destination's sink: ``meilisearch://127.0.0.1:7700/documents``."""
+    """Return the URL for a destination's sink: ``meilisearch://127.0.0.1:7700/documents``."""
     scheme, _, rest = server.url.partition("://")
     return f"{'meilisearchs' if scheme == 'https' else 'meilisearch'}://{rest}/{path}".rstrip("/")
 

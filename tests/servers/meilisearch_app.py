@@ -79,7 +79,7 @@ class App:
         ]
 
     async def schedule(self) -> None:
-        """Run what was enqueued, one batch at a time, for ever."""
+        """Run what was enqueued, one batch at a time, without end."""
         while True:
             batch = self.state.next_batch()
             if not batch or (self.faults.get("paused") and batch[0].type != "taskCancelation"):
@@ -95,7 +95,7 @@ class App:
         for fault in self.faults.get("tasks", ()):
             if fault["count"] > 0 and fault.get("type") in (None, task.type):
                 fault["count"] -= 1
-                return Failed(fault["code"], fault.get("message", f"it was told to fail: {fault['code']}"))
+                return Failed(fault["code"], fault.get("message", f"a test made it fail: {fault['code']}"))
         return None
 
     def _enqueued(self, task: Task, status: int = 202) -> web.Response:
@@ -104,7 +104,7 @@ class App:
 
     @web.middleware
     async def around(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The key, the faults, and what a failure looks like."""
+        """Check the key, inject the faults, and format failures."""
         if request.path.startswith("/__"):
             return await handler(request)
         resource = request.match_info.route.resource
@@ -146,7 +146,7 @@ class App:
         async for chunk in request.content.iter_any():
             body += chunk
             if len(body) > self._limit:
-                # What is left of it is read, lest the answer be lost with the connection.
+                # Read the rest of it, so that the connection is not reset and the answer lost.
                 async for _ in request.content.iter_any():
                     pass
                 said = f"The provided payload reached the size limit. The maximum is {self._limit} B."

@@ -67,7 +67,7 @@ class Failed(Exception):
 
 
 def split_documents(body: bytes, *, lines: bool) -> list[bytes]:
-    """The documents of a payload as they are written; raises ``Failed`` where it is none."""
+    """Return the documents of a payload as they are written; raise ``Failed`` if it has none."""
     kind = "ndjson" if lines else "json"
     if not body.strip():
         raise Failed("missing_payload", f"A {kind} payload is missing.")

@@ -30,7 +30,7 @@ class Task:
     enqueued: datetime
     details: dict[str, Any]
     params: dict[str, Any]
-    """What it was asked, for whoever runs it."""
+    """What it was asked, for the tests."""
     documents: list[bytes] = field(default_factory=list)
     status: str = "enqueued"
     error: dict[str, str] | None = None
@@ -96,7 +96,7 @@ class Index:
 
 
 class State:
-    """Runs tasks one batch at a time; whoever calls says when, and which of them are to fail."""
+    """Runs tasks one batch at a time; the caller says when, and which of them fail."""
 
     def __init__(self, directory: Path) -> None:
         self.indexes: dict[str, Index] = {}
@@ -111,7 +111,7 @@ class State:
         self._journal = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def now(self) -> datetime:
-        """The time, never the same twice."""
+        """Return the time, never the same twice."""
         self._last = max(datetime.now(UTC), self._last + timedelta(microseconds=1))
         return self._last
 
@@ -129,7 +129,7 @@ class State:
         return task
 
     def next_batch(self) -> list[Task]:
-        """What runs next: a cancelation first, else the oldest, and additions to one index together."""
+        """Return what runs next: a cancelation, else the oldest with all additions to its index."""
         for task in reversed(self.waiting.values()):
             if task.type == "taskCancelation":
                 return [task]
@@ -150,12 +150,12 @@ class State:
     def finish(self, batch: Iterable[Task], failing: Callable[[Task], Failed | None]) -> None:
         forced = {task.uid: failed for task in batch if (failed := failing(task)) is not None}
         at = self.now()
-        told = [[task.uid, task.started, at] for task in batch]
-        self._write("done", [told, {uid: [f.code, f.message] for uid, f in forced.items()}, self.quota])
+        entries = [[task.uid, task.started, at] for task in batch]
+        self._write("done", [entries, {uid: [f.code, f.message] for uid, f in forced.items()}, self.quota])
         self._run(batch, at, forced)
 
     def matching(self, query: Mapping[str, str]) -> Iterator[Task]:
-        """The tasks that a query of the API names, the newest first."""
+        """Return the tasks that a query of the API names, the newest first."""
         wanted = {name: frozenset(text.split(",")) for name, text in query.items() if text != "*"}
         among: Iterable[Task] = reversed(self.tasks.values())
         if "uids" in wanted:
@@ -185,11 +185,11 @@ class State:
                 uid, index, type_, enqueued, details, params, documents = values
                 self._add(Task(uid, index, type_, enqueued, details, params, documents))
                 continue
-            told, forced, self.quota = values
-            batch = [self.tasks[uid] for uid, _, _ in told]
-            for task, (_, started, _) in zip(batch, told, strict=True):
+            entries, forced, self.quota = values
+            batch = [self.tasks[uid] for uid, _, _ in entries]
+            for task, (_, started, _) in zip(batch, entries, strict=True):
                 task.started, task.batch = started, self._batches
-            self._run(batch, told[0][2], {int(uid): Failed(*said) for uid, said in forced.items()})
+            self._run(batch, entries[0][2], {int(uid): Failed(*said) for uid, said in forced.items()})
         self.quota = None
 
     def _run(self, batch: Iterable[Task], at: datetime, forced: Mapping[int, Failed]) -> None:

@@ -48,7 +48,7 @@ def broker(more: str = "") -> Iterator[restart.Restartable]:
 
 
 def url_of(started: restart.Restartable, login: str = "") -> str:
-    """The URL of a server, with ``login`` before the host."""
+    """Return the URL of a server, with ``login`` before the host."""
     return f"nats://{login}{'@' if login else ''}127.0.0.1:{started.port}"
 
 

@@ -67,7 +67,7 @@ def node() -> Iterator[restart.Restartable]:
     def command(port: int, directory: Path) -> base.Command:
         home, config = directory / "home", directory / "config"
         if not home.exists():
-            # It refuses to be root, and nobody else may be able to read what root keeps.
+            # It refuses to run as root, and other users may not be able to read root's files.
             shutil.copytree(unpacked / f"opensearch-{VERSION}", home)
             config.mkdir()
             config.chmod(0o777)
@@ -85,5 +85,5 @@ def node() -> Iterator[restart.Restartable]:
 
 
 def url_of(started: restart.Restartable) -> str:
-    """The URL of a server, as a destination has it, without an index."""
+    """Return the URL of a server for a destination, without an index."""
     return f"opensearch://127.0.0.1:{started.port}"

@@ -53,7 +53,7 @@ def server(target: str, *, sessions: int = 5) -> Iterator[str]:
 
 
 def through(pooler: str, target: str) -> str:
-    """The URL of a database of the same server, by way of the pooler."""
+    """Return the URL of a database of the same server, by way of the pooler."""
     way = sa.make_url(pooler)
     return _at(sa.make_url(target), way.host, way.port)
 

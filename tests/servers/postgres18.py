@@ -42,7 +42,7 @@ def _site_packages() -> Path:
 
 @contextmanager
 def _reachable(packages: Path) -> Iterator[Path]:
-    """The packages, or a copy where they lie in a directory closed to the user that servers run as."""
+    """Return the packages, or a copy if the servers' user cannot read their directory."""
     probe = base.guarded(["test", "-x", packages / INSTALLATION / "bin" / "initdb"])
     if subprocess.run(probe).returncode == 0:
         yield packages

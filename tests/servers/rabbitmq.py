@@ -90,7 +90,7 @@ class Broker:
 
     @property
     def url(self) -> str:
-        """Where it is, and as whom."""
+        """Return its URL, with the user."""
         return f"amqp://guest:guest@127.0.0.1:{self.port}"
 
     def start(self) -> None:

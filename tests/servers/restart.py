@@ -45,7 +45,7 @@ class Restartable:
 
     @contextmanager
     def silent(self) -> Iterator[None]:
-        """It keeps its connections and does nothing, unless it is killed."""
+        """Suspend it: it keeps its connections and does nothing, unless it is killed."""
         process = self._process
         os.kill(process, signal.SIGSTOP)
         # Each of its threads stops when it has a turn.

@@ -39,13 +39,13 @@ class SmallDisk:
 
     @property
     def url(self) -> str:
-        """The URL of the server's own database."""
+        """Return the URL of the server's own database."""
         return f"postgresql://relaybox:relaybox@127.0.0.1:{self._port}/postgres"
 
     def fill(self) -> None:
         """Leave no room at all."""
         with (self._disk / "ballast").open("wb") as ballast:
-            # The server writes meanwhile: the rest is taken by the page, until there is none.
+            # The server writes meanwhile: the rest is taken by the page, until nothing is left.
             for piece in (1 << 20, 1 << 12):
                 while _grow(ballast.fileno(), piece):
                     pass
@@ -59,7 +59,7 @@ class SmallDisk:
         return gave_up
 
     def gave_up(self) -> bool:
-        """Whether the server has ended by itself."""
+        """True if the server has ended by itself."""
         return self._process.poll() is not None
 
     def stop(self) -> None:

@@ -12,8 +12,8 @@ from uuid import UUID
 
 from tests.simulation.database import Blocked, Database, Deadlock, Emitted, Row, Transaction, to_datetime
 from tests.simulation.plan import EMITTING, LARGE, Plan
-from tests.simulation.sayings import Key
 from tests.simulation.statements import Server
+from tests.simulation.upkeep_tables import Key
 from tests.simulation.world import World
 
 
@@ -111,11 +111,11 @@ class Application:
         self._committed(sorted({row.emitted.destination for row in rows}))
 
     def _waits_for_the_disk(self) -> bool:
-        """An application may ask for commits that do not wait; ``emit`` makes those wait that emit."""
+        """Return True, though an application may turn it off: ``emit`` makes commits with events wait."""
         return True
 
     def forget(self, gone: set[str]) -> None:
-        """The server lost these rows in a crash: the transactions that wrote them never were."""
+        """Remove events whose rows the server lost in a crash: their transactions never happened."""
         self.events = [emitted for emitted in self.events if emitted.id.hex not in gone]
 
     def _again(self, numbers: Sequence[int]) -> None:

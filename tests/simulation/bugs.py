@@ -75,7 +75,7 @@ def findings(bug: Bug, seed: int) -> list[Finding]:
 
 
 def search(bug: Bug) -> int | None:
-    """The first seed under which the bug is found, and nothing without it."""
+    """Return the first seed under which the bug is found, and nothing is found without it."""
     for seed in SEEDS:
         if findings(bug, seed) and not run_seed(seed).findings:
             return seed
@@ -154,7 +154,7 @@ def _rejects_are_retried(self: Policy, answer: Answer, delivery: Delivery, **opt
     return _decide(self, answer, delivery, **options)
 
 
-def _retry_for_ever(self: Policy, answer: Retry | Unavailable, delivery: Delivery) -> Retried:
+def _retry_forever(self: Policy, answer: Retry | Unavailable, delivery: Delivery) -> Retried:
     return Retried(0.2, answer.reason, counts=False)
 
 
@@ -239,7 +239,7 @@ async def _keep_what_is_not_sent(lane: Lane, claim: Claim, until: float, held: A
         lane._release = with_release  # type: ignore[method-assign]
 
 
-async def _pause_for_ever(self: Breaker, opening: Any, **options: Any) -> None:
+async def _pause_forever(self: Breaker, opening: Any, **options: Any) -> None:
     await _open(self, replace(opening, gone=True), **options)
 
 
@@ -250,11 +250,11 @@ _make_heads_due, _rollback = Server.do_make_heads_due, Database.rollback
 _steps_settle = StoreSteps.settle
 
 NO_SWEEP = (UpkeepServer, "do_upkeep__parked", lambda *_, **__: [])
-"""The sweep would mend what is left parked, and so hide why."""
+"""Turn off the sweep, which would release what is left parked, and so hide why."""
 
 
 def _fenced_by(holds: Callable[[Row, Item], bool], statement: Callable[..., Rows]) -> Callable[..., Rows]:
-    """The statement, which takes a row for its own where ``holds``."""
+    """Return the statement with ``holds`` as its test for rows that are its own."""
 
     def execute(server: Any, transaction: Transaction, *items: Any, **params: Any) -> Rows:
         server.holds = holds
@@ -332,7 +332,7 @@ def _run_with_gaps(head: Candidate, rows: Sequence[Candidate]) -> list[Candidate
 
 
 def _lease_counting(count: Callable[[Row], int]) -> Callable[..., Rows]:
-    """The lease of rows, where ``count`` says by how much that raises attempts."""
+    """Return a lease of rows that raises their attempts by ``count``."""
 
     def lease(server: Any, transaction: Transaction, ids: Sequence[str], *lease: Any, **named: Any) -> Rows:
         attempts = {}
@@ -485,11 +485,11 @@ BUGS = (
     Bug("begins to send whatever is left of the lease", 143, [(Lane, "may_begin", _begin_on_any_lease)]),
     Bug("takes what was not tried for delivered", 7, [(Policy, "decide", _released_is_delivered)]),
     Bug("takes silence for an acknowledgement", 2, [(Policy, "decide", _silence_is_delivered)]),
-    Bug("retries what was rejected, for ever", 12, [(Policy, "decide", _rejects_are_retried)]),
-    Bug("retries for ever", 12, [(Policy, "_retry", _retry_for_ever)]),
+    Bug("retries what was rejected, forever", 12, [(Policy, "decide", _rejects_are_retried)]),
+    Bug("retries forever", 12, [(Policy, "_retry", _retry_forever)]),
     Bug("fails an event one attempt early", 15, [(Policy, "_retry", _fail_early)]),
     Bug("an outage uses up attempts", 2, [(Policy, "_unavailable", _outage_counts)]),
-    Bug("a poison event gets its attempt back for ever", 12, [(Circuit, "fail", _nothing_is_poison)]),
+    Bug("a poison event gets its attempt back forever", 12, [(Circuit, "fail", _nothing_is_poison)]),
     Bug("forgets outcomes that the database refused", 1089, [(Settler, "_settle", _forget_refused_outcomes)]),
     Bug("forgets outcomes of rows that others have locked", 134, [(Settler, "run_locked", _nothing)]),
     Bug(
@@ -529,7 +529,7 @@ BUGS = (
     Bug("never probes", 6, [(lane_module, "probe_is_due", lambda held: False)]),
     Bug("leaves the circuit half-open after a probe", 6, [(Breaker, "close", _nothing)]),
     Bug("keeps the rows that it does not probe with", 134, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
-    Bug("pauses a destination that is away for ever", 6, [(Breaker, "open", _pause_for_ever)]),
+    Bug("pauses a destination that is away forever", 6, [(Breaker, "open", _pause_forever)]),
     Bug(
         "looks only above the last position that it saw",
         2,
@@ -575,7 +575,7 @@ BUGS = (
         [(StoreSteps, "settle", _settle_in_two_transactions), NO_SWEEP],
     ),
     Bug(
-        "copies a dead letter whoever holds the row",
+        "copies a dead letter without holding the row",
         322,
         [(Server, "do_copy_failed", _fenced_by(_is_there, _copy))],
     ),

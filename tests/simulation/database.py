@@ -3,7 +3,7 @@
 - What a transaction writes nobody else sees before it commits; each statement sees what was committed when it
   began, and the transaction's own writes.
 - A position is taken at the INSERT, and transactions commit in any order.
-- Whoever writes or locks a row holds it to the end of its transaction; others wait, or step over it.
+- A transaction that writes or locks a row holds it to its end; others wait, or skip it.
 - A server that is killed loses open transactions, and the last commits that nobody waited for (claims).
 """
 
@@ -87,7 +87,7 @@ class Row:
 
     @property
     def deaths(self) -> int:
-        """How often a relay died while it held this row and it was not settled since."""
+        """Return how often a relay died while it held this row, since it was last settled."""
         return self.crashes % ordering.ALONE
 
     @property
@@ -108,7 +108,7 @@ class Blocked(Exception):
 
 
 class Deadlock(Exception):
-    """To wait would be for ever."""
+    """Two transactions wait for each other."""
 
 
 @dataclass(slots=True, eq=False)
@@ -177,7 +177,7 @@ class Database:
             raise Blocked(holder)
 
     def lockable(self, transaction: Transaction, key: Key) -> bool:
-        """Whether a statement that skips what is locked gets the row; it then holds it."""
+        """Lock the row and return True, or return False if another transaction holds it (SKIP LOCKED)."""
         holder = self._locks.get(key)
         if holder is None:
             self._locks[key] = transaction
@@ -186,7 +186,7 @@ class Database:
         return holder is transaction
 
     def change(self, transaction: Transaction, id_: str) -> Row:
-        """The version of a row that the transaction may change; it holds the lock."""
+        """Return the version of a row that the transaction may change; it holds the lock."""
         row = transaction.rows.get(id_)
         if row is None:
             row = transaction.rows[id_] = self.rows[id_].copy()
@@ -232,7 +232,7 @@ class Database:
         gone: set[str] = set()
         for before in reversed(self._unflushed[len(self._unflushed) - forget :] if forget else []):
             for id_, row in before.items():
-                claimed = self._put(id_, row, told=False)
+                claimed = self._put(id_, row, notify=False)
                 if claimed is not None and claimed.token is not None:
                     self.forgotten[claimed.token] = (claimed.leased_until or 0.0) - self.skew
                 if row is None:
@@ -255,8 +255,8 @@ class Database:
         for wake in transaction.waiters:
             wake()
 
-    def _put(self, id_: str, row: Row | None, *, told: bool = True) -> Row | None:
-        """What was there before."""
+    def _put(self, id_: str, row: Row | None, *, notify: bool = True) -> Row | None:
+        """Store the row and return what was there before."""
         before = self.rows.get(id_)
         if (
             before is None
@@ -272,7 +272,7 @@ class Database:
             self.rows.pop(id_, None)
         else:
             self.rows[id_] = row
-        if told and self.on_change is not None:
+        if notify and self.on_change is not None:
             self.on_change(before, row)
         return before
 

@@ -55,13 +55,13 @@ class Site:
     dies: Callable[[Node], bool]  # Whether a node dies before the statement that it is about to send
     life: int = 0  # One more each time that the server was killed
     troubled: list[tuple[float, float]] = field(default_factory=list)
-    cut_off: dict[str, float] = field(default_factory=dict)  # Until when which node reaches nobody
+    cut_off: dict[str, float] = field(default_factory=dict)  # By node: until when it is cut off
 
     def __post_init__(self) -> None:
         self.database: Database = self.server.database
 
     def open_store(self, node: Node) -> SqlStore:
-        """The product's own store, with a driver that talks to this server."""
+        """Return the product's own store, with a driver that talks to this server."""
         drivers = {"pipeline": Pipeline, "steps": Session, "single": Alone}
         if self.flavour == "steps":
             node.at_crash.append(partial(self.world.after, self.weather.latency, self._hang_up, node))
@@ -79,7 +79,7 @@ class Site:
         return gone
 
     def _hang_up(self, node: Node) -> None:
-        """The kernel closes a dead process's connections."""
+        """Close a dead process's connections, as the kernel does."""
         for transaction in self.database.sessions(node):
             self.database.rollback(transaction)
 
@@ -141,13 +141,13 @@ class Wire:
             raise StoreError("deadlock")
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     async def _transact(self, steps: Steps[T]) -> T:
         raise NotImplementedError
 
     async def _trip(self, serve: Callable[[Reply], None]) -> Any:
-        """One round trip: ``serve`` is called at the server, with what takes the answer."""
+        """Make one round trip: ``serve`` is called at the server, with the callback for the answer."""
         if self._site.dies(self._node):
             await self._node.create_future()
         fate, there, back = self._fate()
@@ -229,7 +229,7 @@ class Wire:
             self._execute(transaction, queries, results, done)
 
     def _fate(self) -> tuple[Fate, float, float]:
-        """What becomes of a round trip, and how long each way takes."""
+        """Decide the fate of a round trip, and how long each way takes."""
         weather, random, now = self._weather, self._world.random.random, self._world.now
         # Some trips take no time at all: what others do in the meantime they do not see.
         there, back = random() - self.AT_ONCE, random() - self.AT_ONCE
@@ -281,7 +281,7 @@ class Pipeline(Wire):
     def _proceed(
         self, transaction: Transaction, queries: Sequence[Query], results: list[Rows], reply: Reply, life: int
     ) -> None:
-        """The next statement; all of them are at the server, whatever becomes of the node."""
+        """Run the next statement; all of them are at the server, whatever happens to the node."""
         if life != self._site.life:
             reply(StoreError("the server closed the connection"))
             return

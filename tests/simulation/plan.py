@@ -1,4 +1,4 @@
-"""What a seed draws: the shape of the system, the faults that befall it, and how hard."""
+"""What a seed draws: the shape of the system, its faults, and how severe they are."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from relaybox.core.settings import Backoff, Destination
 from relaybox.relay.crashpoint import CRASH_POINTS, CrashPoint
 from tests.simulation.driver import Weather
 from tests.simulation.receivers import ANSWERS, OUTAGES, Outage, Troubles
-from tests.simulation.sayings import Differs, draw_difference, draw_keyed
 from tests.simulation.statements import Flavour
+from tests.simulation.upkeep_tables import Differs, draw_difference, draw_keyed
 
 EVENTS = 200
 EMITTING = 1.0  # Seconds in which events are emitted
@@ -42,7 +42,7 @@ class Plan:
     faults: tuple[str, ...]
     weather: Weather
     troubles: dict[str, Troubles]
-    wakes: float  # The chance that a commit is told to a relay
+    wakes: float  # The chance that a commit wakes a relay
     alive: bool
     abort: float
     longest_transaction: float
@@ -180,7 +180,7 @@ def _suspend(plan: Plan, luck: Random) -> None:
 def _some(
     plan: Plan, luck: Random, most: float, shortest: float, longest: float
 ) -> list[tuple[float, float]]:
-    """So many at most: when it begins, and how long it takes."""
+    """Draw at most so many spans: when each begins, and how long it takes."""
     count = max(1, round(most))
     return [(luck.uniform(0.1, plan.trouble), luck.uniform(shortest, longest)) for _ in range(count)]
 
@@ -197,7 +197,7 @@ def _befall(plan: Plan, fault: str, luck: Random, strength: float) -> None:
                 (point, luck.randint(1, 30 if point == "answered" else 6)) for point in points
             ]
             if "outage" in plan.faults:
-                # Mostly whoever has just been told to probe.
+                # Mostly this hits the relay that is about to probe.
                 plan.crash_points.append(("circuit changed", luck.choice((1, 2, 2, 4))))
         case "stall":
             plan.stalls = _some(plan, luck, 3 * strength, 0.1, 2 * plan.destinations[0].lease)

@@ -32,7 +32,7 @@ class Applied(NamedTuple):
 
 
 class Outage(NamedTuple):
-    """From when to when nobody is served, and how that looks."""
+    """The time of an outage, and how it looks to a client."""
 
     begins: float
     ends: float
@@ -56,7 +56,7 @@ class Troubles:
     slow_keys: frozenset[str] = frozenset()
 
     def heal(self) -> None:
-        """What is wrong with the receiver ends; what is wrong with events does not."""
+        """End the faults of the receiver; faults of events stay."""
         self.slow = 0.0
         self.chances = []
         self.outages = []
@@ -73,7 +73,7 @@ class Receiver:
     rejected: dict[UUID, float] = field(default_factory=dict)
     """When each event was rejected."""
     misled: Counter[UUID] = field(default_factory=Counter)
-    """How often each event was applied and its sender was told otherwise, or nothing."""
+    """How often each event was applied while its sender got another answer, or none."""
     charged: Counter[UUID] = field(default_factory=Counter)
     """How often each event was refused in a way that may count as its own failure."""
     met: Counter[str] = field(default_factory=Counter)
@@ -129,7 +129,7 @@ class Receiver:
         self.world.after(back, _set, answer, answers)
 
     def _refuse(self, event_id: UUID) -> None:
-        """An outage's refusal is held against an event only if others got through since its last one.
+        """Charge an outage's refusal to an event only if others got through since its last one.
 
         The senders may have heard that they did as late as a timeout after they did.
         """
@@ -228,7 +228,7 @@ class BulkSink:
         return [answers.get(delivery.position, Released()) for delivery in deliveries]
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def _set(future: asyncio.Future[Any], value: Any) -> None:

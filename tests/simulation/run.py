@@ -1,6 +1,6 @@
 """Run schedules: ``python -m tests.simulation.run --first 0 --count 2000 --processes 2``.
 
-A schedule that breaks a promise is told with its seed; ``--first SEED --trace`` runs it once more, step by
+A schedule that breaks a promise is printed with its seed; ``--first SEED --trace`` runs it once more, step by
 step the same, and tells what happens.
 """
 
@@ -77,7 +77,7 @@ def run_block(seeds: Iterable[int]) -> Total:
 
 
 def run(first: int, count: int, *, processes: int = 1, seconds: float | None = None) -> Iterator[Total]:
-    """The sum so far, after each block of seeds; no new block is begun when the time is over."""
+    """Yield the sum so far after each block of seeds; begin no new block when the time is over."""
     blocks = [range(at, min(at + BLOCK, first + count)) for at in range(first, first + count, BLOCK)]
     end = None if seconds is None else time.monotonic() + seconds
     total = Total()
@@ -93,7 +93,7 @@ def run(first: int, count: int, *, processes: int = 1, seconds: float | None = N
 
 
 def settle_memory() -> None:
-    """What was imported stays: the garbage collector need not look at it again and again."""
+    """Exempt what was imported from garbage collection."""
     gc.collect()
     gc.freeze()
 

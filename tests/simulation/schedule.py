@@ -33,14 +33,14 @@ from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.store import Claim, DeadLetter, Settlement
 from relaybox.stores.upkeep import Member
 from relaybox.testing.checker import Committed, Finding, Received, check
-from tests.simulation import sayings
+from tests.simulation import upkeep_tables
 from tests.simulation.application import Application
 from tests.simulation.database import Database, Emitted, Row, Transaction, to_datetime
 from tests.simulation.driver import SUFFERS, Site
 from tests.simulation.plan import BYTES, SUSPENDED, Plan, draw
 from tests.simulation.receivers import Applied, BulkSink, Receiver, SimSink
-from tests.simulation.sayings import Agreed, Prunings, known_to
 from tests.simulation.statements import HELD_BY, UpkeepServer
+from tests.simulation.upkeep_tables import Agreed, Prunings, known_to
 from tests.simulation.world import Node, World
 
 Tell: TypeAlias = Callable[[str], None]
@@ -166,7 +166,7 @@ class Schedule:
         tally = NodeTally(node, DatabaseTime(clock, lambda: to_datetime(0.0)))
         silent = plan.differs is None or (plan.differs.silent and node in self.whole)
         upkeep = Agreed(store) if silent else SqlUpkeep(store)
-        window = sayings.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
+        window = upkeep_tables.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
         options: dict[str, Any] = {"died": self._is_dead, "idempotency_window": window}
         # One that lacks all of them has another one, where nothing happens.
         has = destinations or [replace(plan.destinations[0], name="elsewhere")]
@@ -187,7 +187,7 @@ class Schedule:
         return Relay(lanes, shared, care, nullcontext, _nothing, patience=1.0), wake
 
     def _known_to(self, node: Node) -> list[Destination]:
-        """What a relay is configured with: all that the plan has, unless another relay has that."""
+        """Return the destinations that a relay is configured with: one relay has all of the plan."""
         if self.whole & self.nodes.keys():
             known = known_to(self.plan.differs, self.plan.destinations)
             self.faults["different settings"] += known is not self.plan.destinations
@@ -226,14 +226,14 @@ class Schedule:
         return Receiver(self.world, destination.name, troubles, destination.timeout, _number)
 
     def _tell(self, destinations: Iterable[str]) -> None:
-        """A transaction committed: relays may hear of it."""
+        """Wake relays, some of them and late, because a transaction committed."""
         random = self.world.random.random
         for node, wake in self.wakes.items():
             for name in destinations:
                 if random() < self.plan.wakes:
                     node.call_later(random() * 0.01, wake.wake, name)
 
-    # What befalls it.
+    # The faults.
 
     def _schedule_faults(self) -> None:
         plan, after = self.plan, self.world.after
@@ -299,7 +299,7 @@ class Schedule:
         self.world.after(seconds, self._restart, seconds)
 
     def _dies(self, node: Node) -> bool:
-        """Whether a node dies before the statement that it is about to send."""
+        """True if a node dies before the statement that it is about to send."""
         self._statements += 1
         if self._healed or self._statements not in self.plan.deaths:
             return False
@@ -324,7 +324,7 @@ class Schedule:
         self.site.trouble("clock step", max(destination.lease for destination in self.plan.destinations))
 
     def _lock_rows(self, seconds: float) -> None:
-        """A stranger locks some of the rows that are in flight or parked, and a destination now and then."""
+        """Lock some of the leased and parked rows, and now and then a destination, for another client."""
         stranger, luck = self._stranger("row locks", seconds), self.world.random
         if self.plan.flavour == "single":
             return
@@ -336,7 +336,7 @@ class Schedule:
             self.database.lockable(stranger, (HELD_BY, luck.choice(self.plan.destinations).name))
 
     def _lock_table(self, seconds: float) -> None:
-        """A stranger lets nobody write to the table, as CREATE INDEX does."""
+        """Lock the table against all writes, as CREATE INDEX does."""
         stranger = self._stranger("table lock", seconds)
         if self.plan.flavour != "single":
             self.server.table_lock = stranger
@@ -353,7 +353,7 @@ class Schedule:
         return stranger
 
     def _at_point(self, point: str) -> None:
-        """A node has come to a crash point, and one of the plan's crashes may be there."""
+        """Kill the node if one of the plan's crashes is at this crash point."""
         self._points[point] += 1
         if self._healed:
             return
@@ -364,7 +364,7 @@ class Schedule:
                 running.crash()
 
     def _heal(self) -> None:
-        """From now on nothing goes wrong, but for what is wrong with events."""
+        """End all faults but those of events."""
         self._healed = True
         self.site.weather.heal()
         self.site.cut_off.clear()
@@ -386,14 +386,14 @@ class Schedule:
         self.world.after(0.25, self._attend)
 
     def _left_over(self) -> bool:
-        """Whether something is open that is not behind a failed event of its key."""
+        """True if something is open that is not behind a failed event of its key."""
         if self.application.under_way:
             return True
         rows, waiting = self.database.rows, (*self.database.due.values(), *self.database.parked.values())
         return any(not self._is_blocked(rows[entry[-1]]) for index in waiting for entry in index)
 
     def _is_blocked(self, row: Row) -> bool:
-        """Whether it is behind an event of its key that failed for good."""
+        """True if it is behind an event of its key that failed for good."""
         emitted = row.emitted
         if row.status != "pending" or emitted.ordering_key is None:
             return False
@@ -451,7 +451,7 @@ class Schedule:
         result.faults += receiver.met
 
     def _starved(self, destination: Destination) -> Iterator[Finding]:
-        """What a slow key held up; where keys are slow, at most some events are rejected.
+        """Yield what a slow key held up; where keys are slow, at most some events are rejected.
 
         Earlier events of other keys may be a queue, which moves on by a claim with every settle.
         """
@@ -508,7 +508,7 @@ class Schedule:
 
     @contextmanager
     def _environment(self) -> Iterator[None]:
-        """What the product takes from its surroundings, made repeatable; its longest waits made shorter.
+        """Make what the product takes from its surroundings repeatable, and its longest waits shorter.
 
         Polls and settles come less often than they do at work: they are most of what a schedule costs.
         """
@@ -524,14 +524,14 @@ class Schedule:
             (lane, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
             (InFlight, "add", lambda in_flight, batch: self.judge.weigh(in_flight, batch)),
             (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
-            # Nobody asks for all tasks; to remember each of them is dear.
+            # Nothing asks for all tasks, and remembering each of them is expensive.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (claims, "uuid4", random_uuid),
             (steps, "uuid7", random_uuid),
             (upkeep, "texts", lambda *_: Texts({"fence": ""})),
             (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),
-            (prune, "PROMPT", sayings.PROMPT),
-            (upkeep, "PROMPT", sayings.PROMPT),
+            (prune, "PROMPT", upkeep_tables.PROMPT),
+            (upkeep, "PROMPT", upkeep_tables.PROMPT),
             (agreement.log, "disabled", True),
             (caretaker.log, "disabled", True),
             (lane, "SHORTEST_POLL", 0.2),
@@ -565,7 +565,7 @@ class NodeTally(Tally):
 
 
 class Watcher(Observer):
-    """Tells what a relay does, for whoever looks for the cause of a finding."""
+    """Writes what a relay does, to find the cause of a finding."""
 
     def __init__(self, world: World, node: Node, tell: Tell) -> None:
         self._world = world
@@ -620,7 +620,7 @@ def _done(future: Any) -> None:
 
 
 async def _nothing() -> None:
-    """There is nothing to close."""
+    """Do nothing: there is nothing to close."""
 
 
 if TYPE_CHECKING:
@@ -670,7 +670,7 @@ class Judge:
             self._look_at(line)
 
     def _look_at(self, line: tuple[str, str | None]) -> None:
-        """Whether the first row of a key is parked; it must not be so for long."""
+        """Report the first row of a key if it stays parked for too long."""
         name, key = line
         if key is None or name not in self._leases:
             return
@@ -707,7 +707,7 @@ class Judge:
             return
         self._judge_writer(before, row)
         if row is not None and row.deaths > before.deaths:
-            # Nobody settled it: whoever held it died, or lost it.
+            # It was not settled: its relay died, or lost it.
             if before.deaths > 1 and self._sizes[before.token] == 1:
                 self._deaths[row.emitted.destination, row.emitted.event_id] += 1
             if row.attempts > before.attempts:
@@ -717,7 +717,7 @@ class Judge:
             self._claimed(row, before)
 
     def _sent(self, node: Node, deliveries: Sequence[Delivery]) -> None:
-        """Nobody begins to send what it no longer holds; it knows that by its own clock."""
+        """Check that a relay sends only what it holds, by its own clock."""
         if {"clock step", "server killed"} & set(self._schedule.plan.faults):
             return
         for delivery in deliveries:
@@ -727,7 +727,7 @@ class Judge:
                 self._find("untrue", row, f"was sent by {node.name} when its lease had run out")
 
     def _judge_writer(self, before: Row, row: Row | None) -> None:
-        """Nobody but who holds a row ends its lease, moves its end, or says what became of it."""
+        """Check that only the holder of a row ends its lease, moves its end, or records an outcome."""
         if before.leased_until is None or before.leased_until <= self._database.now():
             return
         writer = getattr(self._writer, "name", None)
@@ -740,17 +740,24 @@ class Judge:
         self._dying[node.name] = {delivery.id for deliveries in under_way for delivery in deliveries}
 
     def _judge_blame(self, row: Row) -> None:
-        """A death counts only where no other suspect was being sent. A stranger's lock may hide that."""
+        """Check that a death counts only if no other suspect was being sent, unless a lock hides that."""
         others = self._dying.get(row.owner, set()) - {row.emitted.id}
         if others and not {"row locks", "table lock"} & set(self._schedule.plan.faults):
             self._find("untrue", row, f"is blamed for a death of {row.owner}, which sent other suspects")
 
     def _claimed(self, row: Row, before: Row | None = None) -> None:
         assert row.token is not None
-        if before is not None and not before.unleased(self._database.now()):
+        if before is not None and not before.unleased(self._read_by(row)):
             self._find("duplicate", row, f"was claimed by {row.owner} while {before.owner} held it")
         self._sizes[row.token] += 1
         self._judge_size(row)
+
+    def _read_by(self, claimed: Row) -> float:
+        """Return what the database's clock said to the claim; it may have stepped back before the commit."""
+        now = self._database.now()
+        if "clock step" not in self._schedule.plan.faults:
+            return now
+        return max(now, (claimed.leased_until or 0.0) - self._leases[claimed.emitted.destination])
 
     def _judge_size(self, row: Row) -> None:
         self._bytes[row.token or ""] += row.emitted.size
@@ -783,7 +790,7 @@ class Judge:
             self._find("duplicate", row, f"the lease of {row.owner} ran out, though nothing befell it")
 
     def _is_well(self, owner: str | None, row: Row) -> bool:
-        """Whether nothing befell a relay, or anybody for whom it may have waited, in the last lease."""
+        """True if, in the last lease, no fault hit a relay or anybody it may have waited for."""
         schedule = self._schedule
         if {"slow network", "lost answers"} & set(schedule.plan.faults):
             return False
@@ -837,5 +844,5 @@ class Judge:
 
 
 def _is_trip(begins: float, ends: float) -> bool:
-    """Whether what befell a node is that a round trip failed."""
+    """True if a node's trouble is one round trip that failed."""
     return abs(ends - begins - SUFFERS) < 1e-9

@@ -33,7 +33,7 @@ from tests.simulation.database import (
     to_datetime,
     to_seconds,
 )
-from tests.simulation.sayings import Sayings
+from tests.simulation.upkeep_tables import UpkeepTables
 
 Flavour: TypeAlias = Literal["pipeline", "steps", "single"]
 """PostgreSQL: a round trip is a transaction; MariaDB: each statement is one; SQLite: one writer at a time."""
@@ -159,7 +159,7 @@ class Server:
         }
 
     def execute(self, transaction: Transaction, query: Query) -> Rows:
-        """The statement's rows; raises ``Blocked`` where it has to wait, and is then executed again."""
+        """Return the statement's rows; raise ``Blocked`` if it has to wait and is then executed again."""
         name, params = query
         if self.table_lock is not None and not self.table_lock.over and name in EVENT_WRITES:
             raise Blocked(self.table_lock)
@@ -168,7 +168,7 @@ class Server:
         return rows
 
     def _statement(self, name: str) -> Callable[..., Rows]:
-        """The method of that name, where a space is written as two underscores."""
+        """Return the method of that name, where a space is written as two underscores."""
         found: Callable[..., Rows] = getattr(self, "do_" + name.replace(" ", "__"))
         return self._statements.setdefault(name, found)
 
@@ -347,7 +347,7 @@ class Server:
         self, transaction: Transaction, *, ordered: bool, owner: str, seconds: float, token: UUID, bytes: int,
         all_or_none: bool = False, **line: Any,
     ) -> tuple[Rows, int]:  # fmt: skip
-        """In one statement what the others do in steps; nothing of it waits."""
+        """Do in one statement what others do in steps; nothing of it waits."""
         if ordered:
             take, park = self._in_order(transaction, most=bytes, **line)
         else:
@@ -364,7 +364,7 @@ class Server:
         self, transaction: Transaction, *, destination: str, suspects: bool, limit: int, spread: int,
         run: int, block: bool, most: int, only: str | None = None, **line: Any,
     ) -> tuple[list[str], list[str]]:  # fmt: skip
-        """What to lease and what to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
+        """Return what to lease and to park, as PostgreSQL chooses it: a run may be longer, suspects count."""
         chosen = None if only is None else frozenset(_names(only))
         size = limit if chosen is None else len(chosen)
         common: dict[str, Any] = {"destination": destination, "suspects": suspects}
@@ -402,7 +402,7 @@ class Server:
         runs: dict[str | None, list[Candidate]],
         mine: dict[Any, int],
     ) -> tuple[list[Candidate], list[str]]:
-        """All that could be taken, suspects at their places, and what to park."""
+        """Return all that could be taken, suspects at their places, and what to park."""
         rows = {row.id: row for row in (*window, *(row for run in runs.values() for row in run))}
         plain = {key: list(map(_unsuspected, run)) for key, run in runs.items()}
         line, park = ordering.choose(list(map(_unsuspected, window)), heads, plain, mine, len(rows), ANY_SIZE)
@@ -480,7 +480,7 @@ class Server:
     def do_extend(
         self, transaction: Transaction, seconds: float, items: str = "", ids: Sequence[str] = ()
     ) -> Rows:
-        """What is locked is left alone: where ``ids`` are named, they were found and locked ahead."""
+        """Extend leases but skip locked rows; if ``ids`` are given, they were found and locked before."""
         held, until = self._held(transaction, items), self.database.now() + seconds
         free = {id_ for [id_] in held if self.database.lockable(transaction, id_)}
         for id_ in [*ids, *(id_ for [id_] in held if id_ in free)]:
@@ -495,7 +495,7 @@ class Server:
         return [[id_] for [id_] in held if self.database.lockable(transaction, id_)]
 
     def _held(self, transaction: Transaction, items: str) -> Rows:
-        """The ids whose lease is the one that is named, locked or not."""
+        """Return the ids that have the given lease, locked or not."""
         rows = [(item, self.database.row(transaction, item.id)) for item in self._items(items or [])]
         return [[item.id] for item, row in rows if row is not None and self.holds(row, item)]
 
@@ -609,7 +609,7 @@ class Server:
         where: Callable[[Place], bool],
         change: dict[str, Any],
     ) -> Rows:
-        """An UPDATE of a destination's row, judged under its lock; RETURNING name."""
+        """Update a destination's row under its lock; RETURNING name."""
         transaction.changed = 0
         place = self._place(transaction, destination)
         if place is None or not where(place):
@@ -620,19 +620,19 @@ class Server:
         return [[destination]]
 
     def _mine(self, transaction: Transaction, items: Items) -> list[tuple[Item, Row]]:
-        """The rows whose lease is still the one that is named, all of them locked."""
+        """Lock and return the rows that still have the given lease."""
         database, mine = self.database, []
         for item in self._items(items):
             row = database.row(transaction, item.id)
             if row is None or not self.holds(row, item):
                 continue
-            # Whoever has it locked may change it: it is judged again when that one is done.
+            # The holder of the lock may change it: it is judged again when that transaction ends.
             database.lock(transaction, item.id)
             mine.append((item, row))
         return mine
 
     def _items(self, items: Items) -> list[Item]:
-        """The same text comes with each statement of a settle."""
+        """Return the items, decoded once: the same text comes with each statement of a settle."""
         if isinstance(items, list):
             return items
         if items is not self._decoded[0]:
@@ -640,7 +640,7 @@ class Server:
         return self._decoded[1]
 
     def _token(self, token: str | None) -> UUID:
-        """All rows of a claim have the same one."""
+        """Return the token that all rows of a claim share."""
         assert token is not None
         if token != self._read_token[0]:
             self._read_token = token, UUID(token)
@@ -680,7 +680,7 @@ class Term(NamedTuple):
     leads_until: float
 
 
-class UpkeepServer(Sayings, Server):
+class UpkeepServer(UpkeepTables, Server):
     def __init__(self, database: Database) -> None:
         super().__init__(database)
         self.learned = {}
@@ -821,7 +821,7 @@ class UpkeepServer(Sayings, Server):
         return [[key] for key in sorted(set(rows[:limit]))]
 
     def _lines(self, destination: str, first: str) -> list[tuple[str, int]]:
-        """The keys from the first one on, and how many open rows each of them has."""
+        """Yield the keys from the first one on, and how many open rows each of them has."""
         lines = self.database.open.items()
         return sorted(
             (key, len(rows)) for (name, key), rows in lines if rows and name == destination and key >= first

@@ -30,8 +30,8 @@ from relaybox.errors import RowsLocked
 from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 from relaybox.stores.upkeep import Member, Slice
 from tests.simulation.database import Database, Row, Transaction
+from tests.simulation.fake_and_real import Disagreement, Label, New, Open, Pair, Pairing, Real, Side, tick
 from tests.simulation.statements import Item, Rows, UpkeepServer
-from tests.simulation.twins import Disagreement, Label, New, Open, Pair, Pairing, Real, Twin, tick
 
 T = TypeVar("T")
 
@@ -87,22 +87,22 @@ async def _walk(step: Callable[[Any], Awaitable[Slice[Any] | None]]) -> list[int
     return [*changed, None]
 
 
-async def _sweep(side: Twin, term: int, name: str, block: bool) -> list[int | None]:
+async def _sweep(side: Side, term: int, name: str, block: bool) -> list[int | None]:
     return await _walk(lambda after: side.upkeep.sweep(name, block, after, 2))
 
 
-async def _unpark(side: Twin, term: int, name: str, block: bool) -> int | None:
+async def _unpark(side: Side, term: int, name: str, block: bool) -> int | None:
     return await side.upkeep.unpark(name, 2)
 
 
-async def _prune(side: Twin, term: int, name: str, block: bool) -> list[int | None]:
+async def _prune(side: Side, term: int, name: str, block: bool) -> list[int | None]:
     kept = await side.upkeep.kept()
     assert all(row.destination in kept for row in side.see().rows if row.status == "delivered")
     return await _walk(lambda after: side.upkeep.prune_delivered(term, name, 50.0, after, 2))
 
 
 CHORES = {"sweep": _sweep, "unpark": _unpark, "prune": _prune}
-CHANGES: dict[str, Callable[[Twin, str, float], Awaitable[bool]]] = {
+CHANGES: dict[str, Callable[[Side, str, float], Awaitable[bool]]] = {
     "open circuit": lambda side, name, length: side.store.open_circuit(name, length, "503"),
     "open again": lambda side, name, length: side.store.open_circuit(name, length, "504", probed=True),
     "probe": lambda side, name, length: side.store.probe(name, length),
@@ -139,7 +139,7 @@ class Machine(RuleBasedStateMachine):
         for transaction in list(self.both.open):
             self.both.end(transaction, commit=False)
 
-    def check(self, what: str, act: Callable[[Twin], Awaitable[Any]], end: bool = True) -> Any:
+    def check(self, what: str, act: Callable[[Side], Awaitable[Any]], end: bool = True) -> Any:
         """Do it, compare what is answered and what is then in the tables."""
         fake, real = self.both.do(what, act, end)
         self.both.compare(what, fake, real)
@@ -224,21 +224,21 @@ class Machine(RuleBasedStateMachine):
     @rule(want=wants, only=st.none() | st.none() | picks, end=st.booleans())
     def claim(self, want: Want, only: list[int] | None, end: bool) -> None:
         chosen = None if only is None else _chosen(self.both.rows, only)
-        sides: dict[Twin, tuple[str, Want]] = {}
+        sides: dict[Side, tuple[str, Want]] = {}
         for place, (side, name) in enumerate(((self.both.fake, "fake"), (self.both.real, "real")), 1):
             ids = None if chosen is None else tuple(row[place] for row in chosen)
             sides[side] = name, replace(want, only=ids)
         fake, real = self.both.do("claim", lambda side: side.store.claim(sides[side][1]), end)
         # Looked at first: what was committed while the claim waited has no name before that.
         self.both.look()
-        self.both.compare("claim", self._told("fake", fake), self._told("real", real))
-        told = {"claimed": fake.deliveries, "parked": fake.parked, "held": fake.held, "failed": fake.failed}
-        self.both.met.update(name for name, value in told.items() if value)
+        self.both.compare("claim", self._answer("fake", fake), self._answer("real", real))
+        parts = {"claimed": fake.deliveries, "parked": fake.parked, "held": fake.held, "failed": fake.failed}
+        self.both.met.update(name for name, value in parts.items() if value)
         if fake.deliveries:
             self.batch = list(map(Pair, fake.deliveries, real.deliveries))
             self.leased += self.batch
 
-    def _told(self, side: str, claim: Claim) -> Any:
+    def _answer(self, side: str, claim: Claim) -> Any:
         seen = attrgetter("ordering_key", "attempts", "max_attempts", "crashes", "lease_owner")
         rows = [
             [(self.both.label(side, delivery.id), *seen(delivery)) for delivery in deliveries]
@@ -251,7 +251,7 @@ class Machine(RuleBasedStateMachine):
     def work(
         self, want: Want, said: list[Outcome], end: bool, beside: tuple[str, list[New], list[int]] | None
     ) -> None:
-        """A round of a relay, and a transaction that begins in the midst of it."""
+        """Do a round of a relay, and begin a transaction in the middle of it."""
         self.claim(want, None, end)
         if beside is not None:
             does, events, which = beside
@@ -260,7 +260,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(want=wants, end=st.booleans(), events=some)
     def stumble(self, want: Want, end: bool, events: list[New]) -> None:
-        """What comes first fails and is tried later; the rest is given back, and more is emitted."""
+        """Fail the first row with a retry, give back the rest, and emit more."""
         self.claim(want, None, end)
         late: list[Outcome] = [Retried(350.0, "503"), *[Released()] * len(self.batch)]
         self.settle_batch(late, want.on_failed, want.dead_letter, end)
@@ -282,7 +282,7 @@ class Machine(RuleBasedStateMachine):
     def settle(
         self, said: list[tuple[int, Outcome]], on_failed: OnFailed, dead_letter: DeadLetter | None, end: bool
     ) -> None:
-        """Of any leases, also those that were lost long ago, and of one more than once."""
+        """Settle any leases, also those lost long ago, and some more than once."""
         self._settle([(self._lease(index), outcome) for index, outcome in said], on_failed, dead_letter, end)
 
     @precondition(lambda self: self.batch)
@@ -292,7 +292,7 @@ class Machine(RuleBasedStateMachine):
     def settle_batch(
         self, said: list[Outcome], on_failed: OnFailed, dead_letter: DeadLetter | None, end: bool
     ) -> None:
-        """As a relay does it: all that it claimed last."""
+        """Settle all that was claimed last, as a relay does."""
         if not self.batch:
             return
         pairs = [(pair, said[index % len(said)]) for index, pair in enumerate(self.batch)]
@@ -306,10 +306,10 @@ class Machine(RuleBasedStateMachine):
     def settle_free(
         self, said: list[Outcome], on_failed: OnFailed, dead_letter: DeadLetter | None, end: bool
     ) -> None:
-        """As a relay does it with what somebody had locked; what still is stays as it was."""
+        """Settle what another transaction had locked; what still is locked stays as it was."""
         batch, self.batch = self.batch, []
 
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             settlements = [
                 Settlement(self._of(side, pair), said[index % len(said)]) for index, pair in enumerate(batch)
             ]
@@ -328,7 +328,7 @@ class Machine(RuleBasedStateMachine):
         dead_letter: DeadLetter | None,
         end: bool,
     ) -> None:
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             settlements = [Settlement(self._of(side, pair), outcome) for pair, outcome in said]
             lost = await side.store.settle(settlements, on_failed=on_failed, dead_letter=dead_letter)
             return self._labels(side, lost)
@@ -338,7 +338,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.leased)
     @rule(which=picks, lease=seconds, end=st.booleans())
     def extend(self, which: list[int], lease: float, end: bool) -> None:
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             deliveries = [self._of(side, self._lease(index)) for index in which]
             try:
                 return self._labels(side, await side.store.extend(deliveries, lease)), []
@@ -350,10 +350,10 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self._suspects())
     @rule(which=st.integers(0, 40), alone=st.booleans(), end=st.booleans())
     def hold_alone(self, which: int, alone: bool, end: bool) -> None:
-        """As a relay does it: a suspect, also one whose lease was lost."""
+        """Hold a suspect alone, as a relay does, also one whose lease was lost."""
         suspects = self._suspects()
 
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             delivery = self._of(side, suspects[-1 - which % len(suspects)])
             return await side.store.hold_alone(delivery, alone)
 
@@ -366,7 +366,7 @@ class Machine(RuleBasedStateMachine):
     @precondition(lambda self: self.leased)
     @rule(which=picks, on_failed=policies, end=st.booleans())
     def release(self, which: list[int], on_failed: OnFailed, end: bool) -> None:
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             deliveries = [self._of(side, self._lease(index)) for index in which]
             return self._labels(side, await side.store.release(deliveries, on_failed=on_failed))
 
@@ -375,10 +375,10 @@ class Machine(RuleBasedStateMachine):
     def _lease(self, index: int) -> Pair:
         return self.leased[-1 - index % len(self.leased)]
 
-    def _of(self, side: Twin, pair: Pair) -> Delivery:
+    def _of(self, side: Side, pair: Pair) -> Delivery:
         return pair.fake if side is self.both.fake else pair.real
 
-    def _labels(self, side: Twin, ids: frozenset[UUID]) -> list[Label]:
+    def _labels(self, side: Side, ids: frozenset[UUID]) -> list[Label]:
         name = "fake" if side is self.both.fake else "real"
         return sorted(self.both.label(name, id_) for id_ in ids)
 
@@ -405,7 +405,7 @@ class Machine(RuleBasedStateMachine):
 
     @rule(name=members, live=seconds, leaves=st.booleans())
     def beat(self, name: str, live: float, leaves: bool) -> None:
-        async def act(side: Twin) -> Any:
+        async def act(side: Side) -> Any:
             if leaves:
                 return await side.upkeep.leave(name)
             return (await side.upkeep.beat(Member(name, "host", 1, "1"), live)).alive

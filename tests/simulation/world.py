@@ -123,7 +123,7 @@ class Node:
         return (self.world.now - self.asleep) * self.rate + self.offset
 
     def now(self) -> float:
-        """The machine's clock that goes on while it is suspended."""
+        """Return the time of the clock that goes on while the machine is suspended."""
         return self.world.now * self.rate + self.offset
 
     def call_soon(
@@ -183,7 +183,7 @@ class World:
         self._timers: list[tuple[float, int, Handle]] = []
         self._numbers = 0
         self.nature = Node(self, "nature")
-        """What is no node of ours: receivers, the database, the application's transactions."""
+        """What is not one of our nodes: receivers, the database, the application's transactions."""
 
     def at(self, when: float, handle: Handle) -> Handle:
         self._numbers += 1

@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE
 
 
 class HastyClock(MonotonicClock):
-    """A clock by which nobody sleeps for long."""
+    """A clock by which no sleep is long."""
 
     async def sleep(self, seconds: float) -> None:
         await super().sleep(min(seconds, 0.02))

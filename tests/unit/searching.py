@@ -1,4 +1,4 @@
-"""A search engine in memory, which does as it is told, and deliveries for it."""
+"""A search engine in memory that answers as a test wants, and deliveries for it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BUILDING = "documents__building"
 
 
 class Double:
-    """Keeps documents, and answers or raises what it is told instead."""
+    """Keeps documents, and answers or raises what a test put in instead."""
 
     where = "engine:7700"
 
@@ -105,11 +105,11 @@ class Double:
         self.closed = True
 
     def titles(self, index: str = "documents") -> dict[str, str]:
-        """What the documents of an index are called, by id."""
+        """Return the titles of an index's documents, by id."""
         return {id_: document["title"] for id_, document in self.indexes[index].items()}
 
     def written(self) -> list[list[str]]:
-        """The documents of each request: their titles, and the ids of those that are deleted."""
+        """Return the documents of each request: their titles, and the ids of those that are deleted."""
         return [
             [change.id if change.document is None else change.document["title"] for change in changes]
             for _, changes in self.requests
@@ -117,7 +117,7 @@ class Double:
 
 
 def destination(url: str = "meilisearch://engine/documents", **given: Any) -> Destination:
-    """A search destination."""
+    """Return a search destination."""
     return Destination("search", url, **given)
 
 
@@ -128,7 +128,7 @@ KEYED = "the aggregate's"
 def event(
     id_: str, title: Any = None, *, type_: str | None = None, key: str | None = KEYED, **given: Any
 ) -> Delivery:
-    """An update of the document to this title, or its deletion where there is none."""
+    """Return an event that sets the document's title, or deletes the document if there is no title."""
     fields = {
         "aggregate_type": "Document",
         "aggregate_id": id_,
@@ -142,5 +142,5 @@ def event(
 
 
 def sink(engine: Double, url: str = "meilisearch://engine/documents", **given: Any) -> SearchSink:
-    """The sink of such a destination, on this engine."""
+    """Return the sink of such a destination, on this engine."""
     return SearchSink(destination(url, **given), engine)

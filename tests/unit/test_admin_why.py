@@ -1,4 +1,4 @@
-"""The order in which reasons are told, without a database."""
+"""The order in which reasons are given, without a database."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def test_a_pause_comes_before_a_circuit_before_an_unknown_name_before_the_key_be
 
 
 def test_what_is_held_and_not_due_says_both() -> None:
-    told = text(replace(ENTRY, next_attempt_at=LATER), PAUSED)
-    assert told.endswith("`relaybox resume shop`; it is not due before 2026-01-01 13:00:00 UTC either")
+    reason = text(replace(ENTRY, next_attempt_at=LATER), PAUSED)
+    assert reason.endswith("`relaybox resume shop`; it is not due before 2026-01-01 13:00:00 UTC either")
     assert "the next probe is due now" in text(ENTRY, replace(OPEN, circuit_until=EARLIER))
     assert "the next probe comes at 2026-01-01 13:00:00 UTC" in text(ENTRY, OPEN)
 
@@ -85,7 +85,7 @@ def test_an_event_without_a_route_and_a_lease_that_ran_out_say_so() -> None:
     assert "it is claimed again by" in reason.text
 
 
-def test_a_function_over_its_time_is_told_of_itself_and_of_those_behind_it() -> None:
+def test_a_function_over_its_time_is_the_reason_for_itself_and_for_those_behind_it() -> None:
     sending = replace(HEAD, leased_until=LATER, lease_owner="r", last_attempt_at=EARLIER)
     parked = replace(ENTRY, next_attempt_at=None)
     over = "it was claimed at 2026-01-01 11:00:00 UTC, and its function is over its time of 30 s"
@@ -95,7 +95,7 @@ def test_a_function_over_its_time_is_told_of_itself_and_of_those_behind_it() -> 
     assert over not in explain(sending, {}, {"shop"}, [RELAY]).text
 
 
-def test_crashes_are_told() -> None:
+def test_crashes_are_named() -> None:
     again = replace(ENTRY, leased_until=EARLIER, lease_owner="r", crashes=1)
     assert "it is claimed again, apart from others, by" in text(again)
     assert "is claimed apart from others, because its relay died or was stopped 2 times, by" in text(
@@ -105,7 +105,7 @@ def test_crashes_are_told() -> None:
     assert "after 5 attempts; its relay died or was stopped 6 times: the relay died 6 times" in text(failed)
 
 
-def test_a_silent_relay_is_none() -> None:
+def test_a_silent_relay_does_not_count() -> None:
     silent = replace(RELAY, last_seen_at=NOW - SILENT)
     assert "no relay" not in text(ENTRY)
     assert "the last was seen at 2026-01-01 11:59:45 UTC" in text(ENTRY, relays=(silent,))
@@ -123,7 +123,7 @@ def test_the_advice_for_one_of_several_deliveries_names_its_destination() -> Non
     assert behind.text.endswith(f"`relaybox discard {one}`")
 
 
-def test_an_attempt_that_was_given_back_is_not_told_as_attempt_0() -> None:
+def test_an_attempt_that_was_given_back_is_not_called_attempt_0() -> None:
     waiting = replace(ENTRY, next_attempt_at=LATER, last_attempt_at=EARLIER, error_message="503")
     assert text(waiting) == (
         "backs off because its destination was unavailable, which is not counted as an attempt: 503; "

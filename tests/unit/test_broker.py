@@ -248,7 +248,7 @@ def test_an_aggregate_whose_ordering_key_was_cut_has_its_id_as_the_key() -> None
 def emitted(
     destination: Destination, *, key: Any = ..., aggregate_type: str = "Order", aggregate_id: str = "7"
 ) -> Delivery:
-    """What a relay claims of an event emitted to a destination."""
+    """Return what a relay claims of an event emitted to a destination."""
     call = Call(aggregate_type, aggregate_id, "order.paid", {"total": 42}, key=key, tenant="acme")
     return delivery(
         aggregate_type=aggregate_type,
@@ -277,7 +277,7 @@ def test_a_message_has_the_body_of_the_format() -> None:
     assert json.loads(enveloped.body)["data"] == {"total": 42}
 
 
-def test_the_emitters_headers_travel_and_what_is_no_text_travels_as_json() -> None:
+def test_the_emitters_headers_travel_and_values_that_are_not_text_travel_as_json() -> None:
     given = {"tenant": "acme", "n": 1, "on": True, "none": None, "list": [1, "ü"], "table": {"a": 1.5}}
     sent = {"tenant": "acme", "n": "1", "on": "true", "none": "null", "list": '[1,"ü"]', "table": '{"a":1.5}'}
     assert headers_of({**given, "e": ""}) == {**sent, "e": ""}
@@ -309,7 +309,7 @@ def test_headers_that_are_no_table_are_none(headers: str) -> None:
         ("amqp://u:hush-hush@host:port", "host:port"),
     ],
 )
-def test_a_setting_that_is_wrong_is_told_when_the_sink_is_made(url: str, reason: str) -> None:
+def test_a_wrong_setting_is_reported_when_the_sink_is_made(url: str, reason: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(reason)) as raised:
         open_sink(Destination("shop", url), {})
     assert "hush" not in str(raised.value)

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from relaybox.core import text as show
 from relaybox.errors import ConfigError
 from relaybox.operate.history import LONGEST, MOST, Point, Series, make_series, step_of
 from relaybox.stores.journal import History, Level, Settled
-from relaybox.web import show
 from relaybox.web.charts import Chart, charts, nice_step
 from relaybox.web.templating import back
 
@@ -38,7 +38,7 @@ def test_there_are_never_more_points_than_a_chart_can_show(hours: float) -> None
 
 
 @pytest.mark.parametrize("hours", [0, -1, LONGEST + 1, float("nan"), float("inf")])
-def test_a_length_that_is_none_is_refused(hours: float) -> None:
+def test_an_invalid_length_is_refused(hours: float) -> None:
     with pytest.raises(ConfigError, match="hours = "):
         step_of(hours)
 
@@ -159,6 +159,6 @@ def test_lags_rates_sizes_and_axes() -> None:
     assert {seconds: show.lag(seconds) for seconds in lags} == lags
     rates = {None: "–", 0: "0/s", 0.034: "0.034/s", 12.3: "12/s", 1234.5: "1,234/s"}
     assert {value: show.rate(value) for value in rates} == rates
-    sizes = {None: "–", 7: f"7{GAP}B", 1536: f"1.5{GAP}KiB", 2**20: f"1{GAP}MiB"}
+    sizes = {7: f"7{GAP}B", 1536: f"1.5{GAP}KiB", 2**20: f"1{GAP}MiB"}
     assert {count: show.size(count) for count in sizes} == sizes
     assert [show.compact(value) for value in (0.5, 20, 1500, 2_000_000)] == ["0.5", "20", "1.5k", "2M"]

@@ -394,7 +394,7 @@ def test_whatever_is_given_is_stored_or_refused_with_the_typed_error(value: Any)
 
 @pytest.fixture(scope="module")
 def book() -> Any:
-    """A model of a project's, not saved."""
+    """Return a model of a project, not saved."""
     if not settings.configured:
         settings.configure(USE_I18N=False, LOGGING_CONFIG=None)
         django.setup()

@@ -70,7 +70,7 @@ def test_a_duration_is_seconds_a_rate_events_a_second_and_a_size_bytes(
         *(-1, math.nan, math.inf, 10**400, True, None, [], timedelta(seconds=-1)),
     ],
 )
-def test_what_is_no_duration_is_refused(value: Any) -> None:
+def test_an_invalid_duration_is_refused(value: Any) -> None:
     message = refusal(lambda: parse_duration(value, "timeout"))
     assert message.startswith(f"timeout = {repr(value)[:40]}")
     assert "write a duration such as '50ms'" in message
@@ -79,13 +79,13 @@ def test_what_is_no_duration_is_refused(value: Any) -> None:
 @pytest.mark.parametrize(
     "value", ["", "fast", "100", "0/s", "-1/s", "100/d", "/s", 0, -1, math.nan, math.inf, True, None]
 )
-def test_what_is_no_rate_is_refused(value: Any) -> None:
+def test_an_invalid_rate_is_refused(value: Any) -> None:
     message = refusal(lambda: parse_rate(value, "rate_limit"))
     assert message.startswith(f"rate_limit = {value!r}: write a rate above zero")
 
 
 @pytest.mark.parametrize("value", ["", "1", "1MB", "-1KiB", "0B", 0, -1, 1.5, True, None])
-def test_what_is_no_size_is_refused(value: Any) -> None:
+def test_an_invalid_size_is_refused(value: Any) -> None:
     message = refusal(lambda: parse_size(value, "max_payload"))
     assert message.startswith("max_payload = ")
     assert "'1MiB'" in message
@@ -145,10 +145,10 @@ def test_any_other_database_url_is_refused_without_its_password(url: Any) -> Non
         ),
         ("sqlite+aiosqlite://:memory:", "sqlite://:memory:': write sqlite:///:memory: (three"),
         ("sqlite://u:hunter2@h/x", "sqlite://***@h/x': write sqlite:///***@h/x (three slashes"),
-        ("postgresql://u:hunter2@h:abc/x", "postgresql://***@h:abc/x': the port 'abc' is no number"),
+        ("postgresql://u:hunter2@h:abc/x", "postgresql://***@h:abc/x': the port 'abc' is not a number"),
         ("postgres://u:hunter2@h:1,i:2x/x?y=z", "postgresql://***@h:1,i:2x/x?***': the port '2x'"),
-        ("mysql://[::1]:a", "mysql://[::1]:a': the port 'a' is no number"),
-        ("mysql://u:hun/ter2@h:a", "mysql://***@h:a': the port 'a' is no number"),
+        ("mysql://[::1]:a", "mysql://[::1]:a': the port 'a' is not a number"),
+        ("mysql://u:hun/ter2@h:a", "mysql://***@h:a': the port 'a' is not a number"),
     ],
 )
 def test_a_database_url_that_leads_nowhere_is_refused_with_the_fix(url: str, message: str) -> None:
@@ -180,8 +180,8 @@ def test_the_name_of_a_file_and_an_engine_are_answered_with_a_url() -> None:
     engine: Any = object()
     message = "database is of type object; write a URL such as postgresql://user@host/db, env:NAME or file:"
     assert refusal(lambda: Settings.load(None, {}, engine)).startswith(message)
-    told = refusal(lambda: Settings(engine))
-    assert told.startswith("database is of type object: write one of postgresql://")
+    message = refusal(lambda: Settings(engine))
+    assert message.startswith("database is of type object: write one of postgresql://")
 
 
 def test_a_masked_url_still_says_where_it_points() -> None:
@@ -240,7 +240,7 @@ def test_no_error_shows_a_secret(
     assert "hunter2" not in refusal(make)
 
 
-def test_a_secret_file_that_is_no_text_does_not_leak_into_the_traceback(tmp_path: Path) -> None:
+def test_a_secret_file_that_is_not_text_does_not_leak_into_the_traceback(tmp_path: Path) -> None:
     file = tmp_path / "secret"
     file.write_bytes(b"hunter2\xff")
     with pytest.raises(ConfigError) as caught:

@@ -184,7 +184,7 @@ async def test_a_synchronous_handler_that_raises_a_cancellation_is_tried_again()
     assert attempts == [1, 2]
 
 
-async def test_whoever_gives_up_is_obeyed() -> None:
+async def test_cancelling_the_wait_is_obeyed() -> None:
     consumer, begun = kafka_consumer(transaction=aopened), asyncio.Event()
 
     @consumer.on("order.*")
@@ -224,7 +224,9 @@ async def test_a_message_whose_end_fails_goes_back(
     assert type(error).__name__ in caplog.text
 
 
-async def test_a_channel_that_is_gone_is_told_and_not_asked_again(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_channel_that_is_gone_is_reported_and_not_asked_again(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     delivery = FakeDelivery(ack=aio_pika.exceptions.ChannelInvalidStateError("closed"))
     await attended(paid(rabbitmq_consumer()), delivery)
     assert delivery.answers == []
@@ -305,7 +307,7 @@ FORMS = [*((name, False) for name in LEFT_OPEN), *((name, True) for name in COMM
 
 @pytest.fixture
 def forms(tmp_path: Any) -> Iterator[dict[str, Any]]:
-    """What may open a transaction of SQLAlchemy, and what does not commit it."""
+    """Yield the forms that open a transaction of SQLAlchemy; some do not commit it."""
     engine = sa.create_engine(f"sqlite:///{tmp_path}/a.db")
     aengine = create_async_engine(f"sqlite+aiosqlite:///{tmp_path}/b.db")
     yield {
@@ -471,11 +473,10 @@ def test_a_stop_does_not_wait_for_a_thread_that_hangs(hang: Hang, monkeypatch: p
     consumer.on("order.*")(hang.handle)
 
     async def consume() -> None:
-        work = loop.Work()
-        work.start(consumer._attend(delivery, work.ending))  # type: ignore[arg-type]
-        await await_for(lambda: hang.called)
-        consumer.stop()
-        await work.end()
+        async with loop.Work() as work:
+            work.start(consumer._attend(delivery, work.ending))  # type: ignore[arg-type]
+            await await_for(lambda: hang.called)
+            consumer.stop()
 
     monkeypatch.setattr(consumer, "_consume", consume)
     # Its end waits for the threads of asyncio.
@@ -484,6 +485,6 @@ def test_a_stop_does_not_wait_for_a_thread_that_hangs(hang: Hang, monkeypatch: p
     assert delivery.answers == []
 
 
-def test_a_timeout_that_is_none_is_refused() -> None:
+def test_an_invalid_timeout_is_refused() -> None:
     with pytest.raises(ConfigError, match="timeout"):
         kafka_consumer(timeout="0s")

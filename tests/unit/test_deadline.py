@@ -1,4 +1,4 @@
-"""One timer for many blocks: each ends in its time, and nobody else's cancellation is swallowed."""
+"""One timer for many blocks: each ends in its time, and no other cancellation is swallowed."""
 
 from __future__ import annotations
 

@@ -36,7 +36,7 @@ def settings(*destinations: Destination, database: str = POSTGRES, **others: Any
 
 
 def built(call: Call, given: Settings, dialect: Dialect = POSTGRESQL) -> list[dict[str, Any]]:
-    """The rows for Debezium."""
+    """Return the rows for Debezium."""
     rows = RowBuilder(given).build(call, dialect).handed_over
     return [dict(zip(INSERTED, row, strict=True)) for row in rows]
 

@@ -63,7 +63,7 @@ def test_in_flat_a_payload_cannot_replace_what_receivers_deduplicate_by(name: st
 
 
 @pytest.mark.parametrize("payload", ["[1, 2]", '"text"', "7", "null", "{}"])
-def test_in_flat_what_is_no_object_stands_under_data(payload: str) -> None:
+def test_in_flat_a_payload_that_is_not_an_object_is_under_data(payload: str) -> None:
     seen = body(packer("flat")(make_delivery(payload)))
     assert seen.get("data", {}) == json.loads(payload)
 
@@ -160,7 +160,7 @@ def test_the_trace_context_travels(format: Any) -> None:
         '{"traceparent": "x"}',
     ],
 )
-def test_a_trace_context_that_is_none_is_left_out(value: str) -> None:
+def test_an_invalid_trace_context_is_left_out(value: str) -> None:
     assert packer("json")(make_delivery(headers=f'{{"traceparent": {value}}}')).headers == {}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 import threading
 from types import SimpleNamespace
+from unittest.mock import AsyncMock
 
 import pytest
 from hypothesis import given
@@ -123,8 +124,8 @@ async def test_many_rows_are_grouped_beside_the_event_loop(monkeypatch: pytest.M
     def grouped(rows: object, limit: int) -> None:
         threads.append(threading.current_thread())
 
-    monkeypatch.setattr("relaybox.operate.admin.group_failures", grouped)
-    service = SimpleNamespace(_ledger=Ledger())
+    monkeypatch.setattr("relaybox.operate.history.group_failures", grouped)
+    service = SimpleNamespace(_ledger=Ledger(), _check_known=AsyncMock())
     for Ledger.rows in (AT_ONCE, AT_ONCE + 1):
         await Admin.failures(service)  # type: ignore[arg-type]
     assert [one is threading.main_thread() for one in threads] == [True, False]

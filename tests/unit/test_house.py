@@ -22,9 +22,9 @@ SQL = re.compile(
 
 
 def texts(module: Path) -> Iterator[str]:
-    """Every string of a module that is no docstring; of the doctor, whose advice is SQL, what it executes."""
+    """Yield every string of a module but docstrings; of the doctor, whose advice is SQL, what it executes."""
     tree = ast.parse(module.read_text())
-    told = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    docstrings = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
     nodes: Iterable[ast.AST] = ast.walk(tree)
     if module.parent.name == "doctor":
         calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
@@ -33,7 +33,7 @@ def texts(module: Path) -> Iterator[str]:
         ]
         nodes = (node for call in asked for argument in call.args for node in ast.walk(argument))
     for node in nodes:
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in told:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings:
             yield node.value
 
 

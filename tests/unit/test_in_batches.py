@@ -19,7 +19,7 @@ Say = Callable[[Delivery], Answer | BaseException]
 
 
 class Service(InBatches):
-    """Answers to each delivery what it is told, and raises what it is told for all of them."""
+    """Answers each delivery as a test says, and raises for all of them what a test says."""
 
     def __init__(self, concurrency: int = 1, size: int = 3) -> None:
         super().__init__(concurrency, size)
@@ -54,7 +54,7 @@ class Service(InBatches):
 
 
 class Reported(Regardless):
-    """Lets begin what is not refused, and keeps what it was told."""
+    """Lets a delivery begin unless it is refused, and records its calls."""
 
     def __init__(self, refused: Sequence[Delivery] = ()) -> None:
         self.refused = {delivery.event_id for delivery in refused}
@@ -140,7 +140,7 @@ async def test_what_may_not_begin_leaves_its_place_to_others_and_releases_its_ke
     assert run[1].event_id not in progress.asked
 
 
-async def test_it_is_asked_right_before_the_request_and_told_right_after_it() -> None:
+async def test_progress_is_asked_right_before_the_request_and_called_right_after_it() -> None:
     service = Service(concurrency=1, size=1)
     batch = deliveries(2)
     progress = Reported()

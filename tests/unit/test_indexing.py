@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import sys
+import threading
+from collections.abc import Iterator
+from contextlib import aclosing
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -19,6 +22,7 @@ from relaybox.errors import ConfigError, InvalidField
 from relaybox.search import Source, load_source
 from relaybox.search._reconcile import HashedIds, canonical_json, differing
 from relaybox.search.change import check_target, rereads
+from relaybox.search.iterable_rows import IterableRows
 from relaybox.search.reindex_operation import is_dead
 from relaybox.search.source import as_key, as_source, from_key
 from relaybox.stores.journal import STALLED, Operation, OperationState
@@ -44,12 +48,12 @@ def test_what_may_be_a_source_is_made_into_one(module: Any, found: Any) -> None:
 @pytest.mark.parametrize("found", [5, "text", b"bytes", {"id": 1}, None, dict])
 def test_what_cannot_be_a_source_is_refused(module: Any, found: Any) -> None:
     module.documents = found
-    told = r"^source = 'searched:documents': it is (of type .*|a class); give a select"
-    with pytest.raises(ConfigError, match=told):
+    message = r"^source = 'searched:documents': it is (of type .*|a class); give a select"
+    with pytest.raises(ConfigError, match=message):
         load_source("searched:documents")
 
 
-def test_a_name_that_is_nowhere_is_told(module: Any) -> None:
+def test_a_name_that_does_not_exist_is_reported(module: Any) -> None:
     module.documents = SELECT
     with pytest.raises(ConfigError, match="did you mean 'documents'"):
         load_source("searched:document")
@@ -79,9 +83,9 @@ def test_wrong_settings_and_documents_that_cannot_be_made_are_refused() -> None:
         Source([], document="title")  # type: ignore[arg-type]
     broken = Source([], document=lambda row: {"title": row["nothing"]})
     with pytest.raises(ConfigError, match=r"the document of 7 cannot be made: KeyError: 'nothing' \(test_in"):
-        broken.payload({}, 7, dict)
+        broken.item({}, 7, dict)
     with pytest.raises(ConfigError, match="the document of 7 is of type int; give a mapping"):
-        as_source([1]).payload(5, 7, lambda one: one)
+        as_source([1]).item(5, 7, lambda one: one)
 
 
 MOMENT = datetime(2026, 1, 31, 12, tzinfo=UTC)
@@ -101,14 +105,14 @@ def test_a_key_is_what_it_was_again(value: Any, key: Any, id_: str) -> None:
 
 
 @pytest.mark.parametrize("value", [None, True, 1.5, b"bytes", [1]])
-def test_what_has_no_form_in_a_checkpoint_is_no_key(value: Any) -> None:
+def test_a_value_that_a_checkpoint_cannot_hold_is_not_a_key(value: Any) -> None:
     with pytest.raises(ConfigError, match="it must be an integer, a text, a UUID or a time"):
         as_key(value, Source([]))
 
 
-def test_an_id_that_a_column_cannot_have_is_told() -> None:
-    for type_, told in ((int, "invalid literal"), (UUID, "badly formed")):
-        with pytest.raises(ValueError, match=told):
+def test_an_id_that_a_column_cannot_have_is_reported() -> None:
+    for type_, message in ((int, "invalid literal"), (UUID, "badly formed")):
+        with pytest.raises(ValueError, match=message):
             from_key("x", type_)
 
 
@@ -119,7 +123,7 @@ def newest(event: Event) -> dict[str, str]:
     return {"id": event.aggregate_id}
 
 
-def test_a_search_destination_that_would_refuse_the_events_is_told() -> None:
+def test_a_search_destination_that_would_refuse_the_events_is_reported() -> None:
     search = Destination("search", URL, options={"actions": {"document.seen": "ignore"}})
     check_target(search, "document.updated")
     with pytest.raises(ConfigError, match=r"^destination 'search': no action is known .*'document\.read'"):
@@ -171,7 +175,7 @@ def test_documents_differ_in_fields(
 def test_hashed_ids_hold_what_was_added_and_nothing_else() -> None:
     ids = HashedIds(part=64)
     for number in range(1_000):
-        ids.add(f"document-{number}")
+        ids.update([f"document-{number}"])
     assert all(f"document-{number}" in ids for number in range(1_000))
     assert not any(f"document-{number}" in ids for number in range(1_000, 2_000))
 
@@ -207,3 +211,23 @@ OPERATION = Operation(
 def test_the_databases_clock_tells_who_is_dead(state: OperationState, silent: float, dead: bool) -> None:
     seen = THEN + timedelta(seconds=silent)
     assert is_dead(replace(OPERATION, state=state, seen_at=seen)) is dead
+
+
+async def test_a_generator_that_documents_make_is_closed_in_the_thread_that_reads_it() -> None:
+    threads: list[int] = []
+
+    class Documents:
+        def __iter__(self) -> Iterator[dict[str, int]]:
+            threads.append(threading.get_ident())
+            try:
+                yield from ({"id": n} for n in range(3))
+            finally:
+                threads.append(threading.get_ident())
+
+    source = Source(documents=Documents, aggregate_type="Order", event_type="order.changed")
+    rows = IterableRows(None, source, Documents())  # type: ignore[arg-type]
+    async with aclosing(rows.read(1)) as pages:
+        assert len(await anext(pages)) == 1
+    await rows.aclose()
+    reading, closing = threads
+    assert reading == closing != threading.get_ident()

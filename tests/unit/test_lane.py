@@ -69,7 +69,7 @@ async def test_a_lane_stops_though_the_database_is_away(probing: bool) -> None:
     assert set(statuses(store)) == {Status.PENDING}
 
 
-async def test_a_circuit_whose_events_all_wait_is_told_to_be_open_and_never_closed() -> None:
+async def test_a_circuit_whose_events_all_wait_is_reported_open_and_never_closed() -> None:
     store, seen = filled(1), []
     for row in store.rows.values():
         assert row.next_attempt_at is not None
@@ -150,7 +150,7 @@ async def test_a_probe_looks_at_many_keys_though_only_one_may_be_under_way() -> 
 
 
 async def test_every_claim_of_a_drain_asks_why_it_got_nothing() -> None:
-    """It may be the last one: nobody would look again, and a circuit whose time is over would stay open."""
+    """It may be the last one: without another look, a circuit whose time is over would stay open."""
     store = Terse()
     insert(store, count=30)
     await drain(store, make(store, batch_size=5))
@@ -270,7 +270,7 @@ async def test_a_lane_that_is_full_takes_nothing_but_suspects() -> None:
 
 
 class Odd:
-    """A sink that answers, or raises, whatever it is told to."""
+    """A sink that answers, or raises, what a test says."""
 
     keeps_order = True
 
@@ -278,13 +278,13 @@ class Odd:
         self._act = act
 
     def limit(self, concurrency: int) -> None:
-        """Not of interest."""
+        """Do nothing: it does not matter here."""
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         return self._act(deliveries)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
 
 def leak_cancellation(deliveries: Sequence[Delivery]) -> Sequence[Any]:
@@ -322,7 +322,7 @@ async def test_an_observer_that_raises_changes_nothing(caplog: pytest.LogCapture
     assert "the observer Broken failed" in caplog.text
 
 
-async def test_nothing_begins_while_the_share_is_none() -> None:
+async def test_nothing_begins_while_there_is_no_share() -> None:
     store, share, begun, under_way = filled(400), 10, 0, 0
 
     async def handler(event: Event) -> None:
@@ -358,7 +358,7 @@ LITTLE = 0.1
 
 
 def rows(store: MemoryStore) -> list[tuple[Status, int, bool]]:
-    """The state and the attempts of each row, and whether it is leased."""
+    """Return the state and the attempts of each row, and if it is leased."""
     return [(row.status, row.attempts, row.lease_token is not None) for row in store.rows.values()]
 
 

@@ -39,7 +39,7 @@ class Scene:
         return bool(self.begun) and self.leased() == self.begun
 
     def with_a_share(self, condition: Callable[[], bool]) -> Callable[[], bool]:
-        """The condition, asked while the lane has its share again."""
+        """Return the condition, checked while the lane has its share again."""
 
         def asked() -> bool:
             self.share = 1
@@ -58,22 +58,24 @@ async def test_what_has_not_begun_is_given_to_those_who_have_a_share() -> None:
     assert [row.attempts for row in scene.store.rows.values()] == [1, 0, 0, 0, 0]
 
 
-async def test_what_could_not_be_given_back_is_sent_when_there_is_a_share_again() -> None:
-    class Refuses(MemoryStore):
-        refused = False
+@pytest.mark.parametrize("released", [False, True], ids=["refused", "the answer is lost"])
+async def test_what_could_not_be_given_back_is_not_begun_under_the_same_lease(released: bool) -> None:
+    class Fails(MemoryStore):
+        failed = False
 
         async def release(self, *given: Any, **options: Any) -> Any:
-            self.refused = True
+            if released:
+                await super().release(*given, **options)
+            self.failed = True
             raise StoreError("away")
 
-    store = Refuses()
+    store = Fails()
     scene = Scene(store)
     async with running(scene.lane):
-        await await_for(lambda: store.refused)
-        assert len(scene.leased()) == 5
+        await await_for(lambda: store.failed)
         scene.go_on.set()
-        await await_for(scene.with_a_share(lambda: len(scene.begun) == 5))
-    assert scene.leased() == []
+        await await_for(scene.with_a_share(lambda: set(statuses(store)) == {Status.DELIVERED}))
+    assert sorted(scene.begun) == list("01234")
 
 
 async def test_while_something_is_given_back_what_else_is_claimed_is_sent() -> None:
@@ -99,7 +101,7 @@ async def test_while_something_is_given_back_what_else_is_claimed_is_sent() -> N
 
 
 async def test_a_lane_without_a_share_stops_at_once() -> None:
-    """What still waits for a place is not waited for."""
+    """The lane does not wait for what still waits for a place."""
     scene = Scene()
     async with running(scene.lane, patience=3600.0):
         await await_for(scene.holds_what_it_began)

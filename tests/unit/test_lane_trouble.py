@@ -73,7 +73,7 @@ class Locking(MemoryStore):
 
 
 def all_but_one(store: MemoryStore) -> bool:
-    """Whether one row is left, in whatever state, and all others are delivered."""
+    """True if one row is left, in any state, and all others are delivered."""
     return statuses(store).count(Status.DELIVERED) == len(store.rows) - 1
 
 

@@ -1,4 +1,4 @@
-"""The small server beside a relay: what it answers, and to whom it does not listen."""
+"""The small server of a relay: what it answers, and which requests it refuses."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE
 
 
 async def page() -> Reply:
-    return Reply(200, "text/plain", b"hello\n")
+    return 200, "text/plain", b"hello\n"
 
 
 @pytest.fixture
@@ -61,16 +61,16 @@ async def test_elsewhere_it_answers_to_any_name() -> None:
     assert head.startswith("HTTP/1.1 200 ")
 
 
-async def test_what_others_said_is_not_told_to_strangers() -> None:
+async def test_errors_of_destinations_are_not_shown_to_strangers() -> None:
     class Silent(Monitor):
         async def _problems(self, admin: Admin, relay: Relay) -> AsyncIterator[Problem]:
             yield Problem("shop", "its circuit is open: 401 of https://hush.example", 5.0)
 
     monitor = Silent(Outbox("sqlite://", destinations=[Destination("shop", "memory:")]))
-    reply = await monitor._ready(None, None)  # type: ignore[arg-type]
-    assert reply.status == 503
-    assert b"its circuit is open" in reply.body
-    assert b"hush" not in reply.body
+    status, _, body = await monitor._ready(None, None)  # type: ignore[arg-type]
+    assert status == 503
+    assert b"its circuit is open" in body
+    assert b"hush" not in body
 
 
 async def test_a_page_is_served_and_the_connection_closed(port: int) -> None:
@@ -123,21 +123,21 @@ async def test_connections_beyond_the_limit_are_closed(port: int, monkeypatch: p
         writer.close()
 
 
-def test_a_port_alone_is_one_of_the_loopback_and_one_that_is_taken_is_told() -> None:
+def test_a_port_alone_is_on_the_loopback_and_one_that_is_taken_is_reported() -> None:
     for address in ("0", ":0", "127.0.0.1:0"):
         with listen(address) as listening:
             assert listening.getsockname()[0] == "127.0.0.1"
     with listen("127.0.0.1:0") as taken:
         port = taken.getsockname()[1]
-        told = f"--listen = '127.0.0.1:{port}': another process listens there"
-        with pytest.raises(ConfigError, match=told):
+        message = f"--listen = '127.0.0.1:{port}': another process listens there"
+        with pytest.raises(ConfigError, match=message):
             listen(f"127.0.0.1:{port}")
 
 
 @pytest.mark.parametrize(
     "address", ["", "x", "127.0.0.1", "127.0.0.1:", "::1:9464", "a:b", "1:99999", "1:-1"]
 )
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigError, match="write HOST:PORT"):
         listen(address)
     with pytest.raises(ConfigError, match="name an address of this host"):

@@ -11,8 +11,7 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.cli.logs import JsonFormatter, TextFormatter, colours, configure
-from relaybox.cli.options import LogFormat, LogLevel
+from relaybox.cli.logs import JsonFormatter, LogFormat, LogLevel, TextFormatter, colours, configure
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried
 from relaybox.core.text import span
 from relaybox.errors import StoreError
@@ -39,7 +38,7 @@ class Relay:
         self.observer.settled(destination, settlements, NOBODY)
 
     def poll(self, seconds: float, held: Held | None = None) -> list[str]:
-        """What is written when nothing but an empty claim happens after so many seconds."""
+        """Return what is written if there are only empty claims for so many seconds."""
         self.now += seconds
         self.observer.claimed("runner", Claim(held=held))
         return self.said()
@@ -49,8 +48,8 @@ class Relay:
         self._caplog.clear()
         return [record.getMessage() for record in records if record.levelno >= least]
 
-    def told(self) -> list[dict[str, Any]]:
-        """The values of the records."""
+    def logged(self) -> list[dict[str, Any]]:
+        """Return the values of the records."""
         return [record.relay for record in self._caplog.records]  # type: ignore[attr-defined]
 
 
@@ -59,7 +58,7 @@ def relay(caplog: pytest.LogCaptureFixture) -> Relay:
     return Relay(caplog)
 
 
-def test_work_is_told_soon_after_quiet_and_then_every_ten_seconds(relay: Relay) -> None:
+def test_work_is_logged_soon_after_quiet_and_then_every_ten_seconds(relay: Relay) -> None:
     relay.settle(*[Delivered()] * 1240, age=89.6)
     assert relay.poll(0.5) == []
     assert relay.poll(0.5) == [
@@ -88,7 +87,7 @@ def test_a_flood_of_failures_is_cut_and_counted(relay: Relay) -> None:
     assert "failed 120" in summary
 
 
-def test_retries_are_told_up_to_five_and_then_counted(relay: Relay) -> None:
+def test_retries_are_logged_up_to_five_and_then_counted(relay: Relay) -> None:
     relay.settle(*[RETRIED] * 125)
     said = relay.said()
     again = "runner  again in 2.0 s: order.paid of Order 7 (attempt 1 of 5): 503 Service Unavailable"
@@ -108,13 +107,13 @@ def test_what_was_lost_is_not_counted_as_ours(relay: Relay) -> None:
     assert "delivered 1  retried 0  failed 0" in relay.poll(1)[0]
 
 
-def test_what_failed_because_relays_died_is_told(relay: Relay) -> None:
+def test_events_that_failed_because_relays_died_are_logged(relay: Relay) -> None:
     relay.observer.claimed("runner", Claim(failed=(make(attempts=6, max_attempts=5),)))
     assert "(attempt 5 of 5): the relay died each time it held this event" in relay.said(logging.ERROR)[0]
     assert "failed 1" in relay.poll(1)[0]
 
 
-def test_a_circuit_is_told_when_it_opens_and_closes_but_not_its_probes(relay: Relay) -> None:
+def test_a_circuit_is_logged_when_it_opens_and_closes_but_not_its_probes(relay: Relay) -> None:
     relay.observer.circuit("runner", "open", "cannot connect")
     assert relay.said() == ["runner  circuit open: cannot connect; deliveries wait"]
     for _ in range(3):
@@ -132,7 +131,9 @@ def test_a_circuit_is_told_when_it_opens_and_closes_but_not_its_probes(relay: Re
     assert relay.poll(1) + relay.poll(1) == []
 
 
-def test_functions_over_their_time_are_told_when_there_are_more_and_when_there_are_none(relay: Relay) -> None:
+def test_functions_over_their_time_are_logged_when_there_are_more_and_when_there_are_none(
+    relay: Relay,
+) -> None:
     for count in (0, 1, 1, 3, 2, 3, 0, 0):
         relay.observer.overdue("runner", count)
     assert relay.said() == [
@@ -142,7 +143,7 @@ def test_functions_over_their_time_are_told_when_there_are_more_and_when_there_a
     ]
 
 
-def test_what_others_change_is_told_too(relay: Relay) -> None:
+def test_changes_by_others_are_logged_too(relay: Relay) -> None:
     paused = Held("paused", None, "maintenance")
     said = ["runner  paused: maintenance; go on with `relaybox resume runner`"]
     assert relay.poll(1, paused) == said
@@ -153,7 +154,7 @@ def test_what_others_change_is_told_too(relay: Relay) -> None:
     assert relay.poll(1) == ["runner  circuit closed after 2.0 s"]
 
 
-def test_trouble_with_the_database_is_told_once_for_all_destinations(relay: Relay) -> None:
+def test_trouble_with_the_database_is_logged_once_for_all_destinations(relay: Relay) -> None:
     for _ in range(300):
         for destination in ("runner", "audit"):
             relay.observer.trouble(destination, "claim", StoreError("connection refused"))
@@ -178,7 +179,7 @@ def test_trouble_that_is_never_the_same_does_not_flood_the_log(relay: Relay) -> 
     assert relay.said()[1].startswith("short        again in"), "names are aligned"
 
 
-def test_a_defect_is_told_with_its_traceback_once_a_minute(relay: Relay) -> None:
+def test_a_defect_is_logged_with_its_traceback_once_a_minute(relay: Relay) -> None:
     for _ in range(2):
         for _ in range(50):
             relay.observer.trouble("runner", "run", ZeroDivisionError("division by zero"))
@@ -186,7 +187,7 @@ def test_a_defect_is_told_with_its_traceback_once_a_minute(relay: Relay) -> None
     assert relay.said() == ["runner  cannot run, trying again: ZeroDivisionError: division by zero"] * 2
 
 
-def test_the_end_tells_what_was_not_told_yet_and_the_sum(relay: Relay) -> None:
+def test_the_end_logs_what_was_not_logged_yet_and_the_sum(relay: Relay) -> None:
     relay.settle(*[Delivered()] * 3)
     relay.poll(1)
     relay.settle(Delivered(), RETRIED)
@@ -204,7 +205,7 @@ def test_records_carry_their_values(relay: Relay) -> None:
     relay.now += 1
     relay.observer.extended("runner", NOBODY)
     relay.observer.claimed("runner", Claim())
-    failed, delivered, summary = relay.told()
+    failed, delivered, summary = relay.logged()
     of_both = {"destination": "runner", "event_id": str(event_id), "event_type": "order.paid"}
     of_both |= {"attempt": 1, "max_attempts": 5}
     assert failed == {**of_both, "event": "failed", "error": "no"}
@@ -236,20 +237,20 @@ def test_a_counter_counts_by_destination_and_knows_what_is_held() -> None:
 
 def test_only_who_debugs_gets_every_outcome(relay: Relay, caplog: pytest.LogCaptureFixture) -> None:
     relay.settle(*[Failed("no")] * (FAILURES + 3), *[RETRIED] * 8, *[Delivered()] * 4)
-    told = [one["event"] for one in relay.told()]
-    assert (told.count("failed"), told.count("retried"), told.count("delivered")) == (FAILURES + 3, 8, 4)
+    names = [one["event"] for one in relay.logged()]
+    assert (names.count("failed"), names.count("retried"), names.count("delivered")) == (FAILURES + 3, 8, 4)
     caplog.clear()
     caplog.set_level(logging.INFO, "relaybox.relay")
     relay.settle(*[Delivered()] * 4)
-    assert relay.told() == []
+    assert relay.logged() == []
 
 
 def test_a_record_names_the_trace(relay: Relay) -> None:
     trace = "0af7651916cd43dd8448eb211c80319c"
     headers = f'{{"traceparent": "00-{trace}-b7ad6b7169203331-01"}}'
     relay.observer.settled("runner", [Settlement(make(headers=headers), Failed("no"))], NOBODY)
-    [told] = relay.told()
-    assert told["trace_id"] == trace
+    [logged] = relay.logged()
+    assert logged["trace_id"] == trace
 
 
 class Terminal(io.StringIO):

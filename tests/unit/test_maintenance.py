@@ -23,7 +23,7 @@ from relaybox.database.dialects import MARIADB
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.upkeep import texts
-from relaybox.errors import ConfigError, StoreError
+from relaybox.errors import ConfigError, Locked, RowRefused, StoreError
 from relaybox.operate import open_relay as parts
 from relaybox.relay.upkeep import prune
 from relaybox.relay.upkeep.agreement import Agreement
@@ -129,7 +129,7 @@ async def test_minutes_that_are_written_and_over_are_forgotten(
     assert not tally._counts
 
 
-async def test_a_clock_that_is_set_back_does_not_begin_a_minute_anew(clock: Clock, upkeep: Any) -> None:
+async def test_a_clock_that_is_set_back_does_not_begin_a_minute_again(clock: Clock, upkeep: Any) -> None:
     time = DatabaseTime(clock, lambda: NOON)
     tally = Tally("me", time)
     settle(tally, Delivered())
@@ -157,6 +157,36 @@ async def test_works_take_turns_until_they_have_nothing_more_to_do(clock: Clock)
     assert done == list("abcaca")
     done.clear()
     assert await take_turns(1, works, clock, going_on, 4) == Round(40, done=False)
+
+
+async def test_each_work_has_a_turn_however_many_there_are(clock: Clock) -> None:
+    done: list[int] = []
+
+    def work(number: int) -> Callable[[int], Any]:
+        async def batch(term: int) -> Batch:
+            done.append(number)
+            return Batch(0, more=True)
+
+        return batch
+
+    assert await take_turns(1, [work(number) for number in range(7)], clock, going_on, 3) == Round(done=False)
+    assert done == list(range(7))
+
+
+@pytest.mark.parametrize("error", [Locked("held"), RowRefused("spoilt")])
+async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock, error: StoreError) -> None:
+    done: list[int] = []
+
+    async def stopped(term: int) -> Batch:
+        raise error
+
+    async def healthy(term: int) -> Batch:
+        done.append(term)
+        return Batch(1, more=len(done) < 3)
+
+    with pytest.raises(type(error)):
+        await take_turns(1, [stopped, healthy], clock, going_on, 100)
+    assert len(done) == 3
 
 
 async def test_the_rest_after_a_batch_is_as_long_as_the_batch_took(clock: Clock) -> None:
@@ -220,8 +250,8 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
         await run_until(here, lambda: upkeep.calls.count(broken) > 3)
         for job in {"beat", "lead", "record"} - {broken}:
             assert job in upkeep.calls
-        told = [record.message for record in caplog.records if f"no {broken}" in record.message]
-        assert told == [caplog.records[0].message]
+        logged = [record.message for record in caplog.records if f"no {broken}" in record.message]
+        assert logged == [caplog.records[0].message]
     assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
 
 
@@ -334,7 +364,7 @@ class Time:
 
 
 class FakeSamples:
-    """Remembers what it was asked and told."""
+    """Records its calls."""
 
     def __init__(self, time: Time) -> None:
         self._time = time
@@ -409,10 +439,10 @@ async def test_the_whole_is_what_all_are_together(
     kept, new = samples.kept.values()
     assert [one.destination for one in kept] == ["shop", "mail", "gone", ""]
     assert kept[-1] == Sample("", CAP, 1, 7.0, 42)
-    assert new[-1].oldest_seconds == 0.0, "what has just come is no time old"
+    assert new[-1].oldest_seconds == 0.0, "an event that has just come has an age"
 
 
-async def test_who_no_longer_leads_is_told(sampling: Sampling, samples: FakeSamples) -> None:
+async def test_a_relay_that_no_longer_leads_learns_it(sampling: Sampling, samples: FakeSamples) -> None:
     samples.led = False
     assert not (await sampling(1)).led
     assert samples.pruned == []
@@ -455,8 +485,8 @@ class Place:
         self.woken: list[str] = []
         self.away = False
         service = SimpleNamespace(send=self.send, look=self.look_at, left=self.left, forget=self.forget)
-        told = lambda *one: self.took.append(one)  # noqa: E731
-        self.canary = Canary(service, "runner", 60.0, self, told, self.woken.extend)
+        report = lambda *one: self.took.append(one)  # noqa: E731
+        self.canary = Canary(service, "runner", 60.0, self, report, self.woken.extend)
 
     def now(self) -> float:
         return self.time
@@ -602,7 +632,7 @@ async def test_a_database_that_is_away_gets_no_flood_afterwards(place: Place) ->
     ("given", "problem"),
     [
         ({"canary": "60s"}, "canary has no destination"),
-        ({"canary_destination": "runner"}, "say also how often"),
+        ({"canary_destination": "runner"}, "also set how often"),
         ({"canary": "1ms", "canary_destination": "runner"}, "must be 1s or longer"),
         ({"canary": "60s", "canary_destination": "lake"}, "no relay sees what Debezium sends"),
         ({"namespace": "9 lives"}, "namespace = '9 lives'"),

@@ -132,7 +132,7 @@ def membership(world: World, name: str, lacking: Lacking | None = None) -> Membe
 
 
 async def live(world: World, me: Membership, chance: random.Random, faults: float) -> None:
-    """A relay that now and then stalls, dies without a word, or leaves and joins again."""
+    """Act as a relay that sometimes stalls, dies without a word, or leaves and joins again."""
     await world.sleep(chance.random() * 5)
     while True:
         with suppress(StoreError):
@@ -260,7 +260,7 @@ async def test_a_beat_that_fails_changes_nothing() -> None:
     assert me.share("shop", TOTAL) == TOTAL
 
 
-async def test_a_beat_that_was_committed_too_late_is_no_beat() -> None:
+async def test_a_beat_that_was_committed_too_late_does_not_count() -> None:
     """Its row was too old when it became visible: what counts is the next beat, which the others can see."""
     world = World()
     me = membership(world, "b")

@@ -164,7 +164,7 @@ def test_many_types_share_a_label_in_the_end() -> None:
     assert value(found, "outbox_messages_published_total", **other) == 20
 
 
-def test_the_canary_is_told_when_it_came_through() -> None:
+def test_the_canary_is_reported_when_it_came_through() -> None:
     observer = MetricsObserver(wall=lambda: 1_700_000_000.0)
     assert not [name for name, _ in exposed(observer) if "canary" in name]
     observer.canary("runner", 0.25)
@@ -224,7 +224,7 @@ def test_a_histogram_counts_as_one_by_one(first: list[float], second: list[float
 
 
 class FakeAdmin:
-    """Answers as it is told to."""
+    """Answers as a test says."""
 
     def __init__(self, *destinations: DestinationStats) -> None:
         self.journal = self

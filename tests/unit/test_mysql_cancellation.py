@@ -17,7 +17,7 @@ from tests.waiting import cancel
 
 
 class Answering(Asyncmy):
-    """A driver whose answer comes when it is told to, and which waits for it as asyncmy does."""
+    """A driver whose answer comes when a test says so, and which waits for it as asyncmy does."""
 
     def __init__(self) -> None:
         super().__init__("mysql://127.0.0.1/none", 1, True)

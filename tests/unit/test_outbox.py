@@ -118,7 +118,7 @@ def test_options_do_not_change_with_what_they_were_made_of_and_cannot_be_changed
 @pytest.mark.parametrize(
     "given", [None, "maxlen=10", 7, ["maxlen"], [("maxlen", 10)], {1: 2}, {"a": 1, None: 2}]
 )
-def test_what_is_no_table_is_refused_with_an_example(given: Any) -> None:
+def test_an_object_that_is_not_a_table_is_refused_with_an_example(given: Any) -> None:
     with pytest.raises(ConfigError, match=r"destination 'shop': options = .*write a table such as") as raised:
         Destination("shop", "memory:", options=given)
     assert repr(given) in str(raised.value)
@@ -145,8 +145,9 @@ def test_the_command_shows_the_names_of_options(tmp_path: Path) -> None:
         options = { token = "geheim", maxlen = 10 }
     """)
     tables = effective_settings(Options("sqlite:///shop.db", str(file)))
-    assert tables["destinations.shop"]["options"] == ("{ token = …, maxlen = … }", str(file))
-    assert tables["destinations.plain"]["options"] == ("{}", "default")
+    shown = {"text": "{ token = …, maxlen = … }", "source": str(file)}
+    assert tables["destinations.shop"]["options"] == shown
+    assert tables["destinations.plain"]["options"] == {"text": "{}", "source": "default"}
     options = parse_table({"token": "geheim"}, "options")
     assert repr(options) == "Table(token)"
     assert "geheim" not in f"{options}"

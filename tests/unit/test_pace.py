@@ -9,7 +9,7 @@ from relaybox.operate.pace import Pace, never
 
 
 class Watch:
-    """A clock that goes on when somebody sleeps."""
+    """A clock that goes on when a test sleeps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
@@ -53,6 +53,6 @@ async def test_who_is_asked_to_stop_does_so_while_waiting(watch: Watch) -> None:
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("inf"), float("nan")])
-def test_a_rate_that_is_none_is_refused(rate: float) -> None:
+def test_an_invalid_rate_is_refused(rate: float) -> None:
     with pytest.raises(ConfigError, match="rate = "):
         Pace(rate, never)

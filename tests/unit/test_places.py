@@ -14,7 +14,7 @@ from tests.waiting import PATIENCE, await_for
 
 
 class Calls:
-    """Calls of lanes that go on for as long as they are told to."""
+    """Calls of lanes that go on until a test ends them."""
 
     def __init__(self, connections: int) -> None:
         self.places = Places(connections)

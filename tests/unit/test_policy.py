@@ -107,7 +107,7 @@ NONSENSE: list[Any] = ["soon", "", b"3", float("nan"), object(), [], 1j, 10**400
 
 
 @pytest.mark.parametrize("after", NONSENSE, ids=lambda value: type(value).__name__)
-def test_a_time_that_is_none_is_answered_with_a_bounded_wait(after: Any) -> None:
+def test_an_invalid_time_is_answered_with_a_bounded_wait(after: Any) -> None:
     outcome, _ = policy().decide(Retry("busy", after=after), make())
     assert isinstance(outcome, Retried)
     assert 0 <= outcome.after <= LONGEST_AFTER
@@ -116,7 +116,7 @@ def test_a_time_that_is_none_is_answered_with_a_bounded_wait(after: Any) -> None
 @pytest.mark.parametrize(
     "reason", [123, None, b"bytes", ["list"], object()], ids=lambda value: type(value).__name__
 )
-def test_a_reason_that_is_no_text_is_replaced(reason: Any) -> None:
+def test_a_reason_that_is_not_text_is_replaced(reason: Any) -> None:
     retried, _ = policy().decide(Retry(reason), make())
     rejected, _ = policy().decide(Reject(reason), make())
     assert (retried, rejected) == (Retried(2, "failed"), Failed("rejected"))
@@ -163,7 +163,7 @@ def test_poison_does_not_open_the_circuit_however_many_there_are() -> None:
 
 
 @pytest.mark.parametrize("answer", [Unreachable("refused"), Throttled("429"), Gone("410")])
-def test_where_nobody_listens_or_whoever_comes_is_turned_away_no_event_is_poison(answer: Unavailable) -> None:
+def test_where_nobody_listens_or_everybody_is_turned_away_no_event_is_poison(answer: Unavailable) -> None:
     one, event_id = policy(), uuid4()
     for _ in range(5):
         one.decide(Delivered(), make())
@@ -222,7 +222,7 @@ def test_each_pause_is_twice_as_long_up_to_a_limit_and_short_again_after_a_succe
     assert circuit.pause(None) == FIRST_PAUSE
 
 
-def test_the_destination_may_ask_for_a_longer_pause_but_not_for_ever() -> None:
+def test_the_destination_may_ask_for_a_longer_pause_but_not_forever() -> None:
     busy = policy()
     for _ in range(THRESHOLD - 1):
         busy.decide(Unavailable("429", after=90), make())
@@ -242,7 +242,7 @@ def test_what_a_circuit_remembers_of_events_is_bounded() -> None:
 
 
 def learn(sizing: Sizing, rows: int, *, size: int = 300, rate: float = 1e6, times: int = 1) -> int:
-    """A claim each tenth of a second, beside which so many events a second were answered."""
+    """Claim each tenth of a second, while so many events a second are answered."""
     for _ in range(times):
         sizing.learn(rows, rows * size, int(rate / 10), next(TENTHS))
     return sizing.rows

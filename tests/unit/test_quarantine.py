@@ -131,7 +131,7 @@ async def test_lanes_that_end_do_not_keep_others_from_being_alone() -> None:
 
 
 class Defective(MemoryStore):
-    """Fails the lane of one destination with an error that is no database's."""
+    """Fails the lane of one destination with an error that does not come from a database."""
 
     broken: str | None = None
 
@@ -142,11 +142,11 @@ class Defective(MemoryStore):
 
 
 async def test_a_suspect_that_a_failed_lane_left_behind_is_not_blamed_for_the_next_one() -> None:
-    store, hanging, other, told = Defective(), Hanging(), Hanging(), list[str]()
+    store, hanging, other, failed = Defective(), Hanging(), Hanging(), list[str]()
 
     class Watching(Observer):
         def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-            told.append(doing)
+            failed.append(doing)
 
     [row] = suspects(store, "hangs")
     together = shared(store, Watching(), hasty=True)
@@ -154,7 +154,7 @@ async def test_a_suspect_that_a_failed_lane_left_behind_is_not_blamed_for_the_ne
         await await_for(lambda: hanging.begun)
         assert row.alone
         store.broken = "hangs"
-        await await_for(lambda: "run" in told, "the failure of its lane")
+        await await_for(lambda: "run" in failed, "the failure of its lane")
         suspects(store, "other")
         async with running(make(store, other, together, "other"), patience=0.0):
             await await_for(lambda: other.begun)

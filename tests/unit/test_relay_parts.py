@@ -56,15 +56,15 @@ class Refusing(MemoryStore):
 )
 async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered: bool, woken: bool) -> None:
     destination = Destination("runner", "handler:", ordered=ordered, poll_interval="20ms")
-    settled, told = asyncio.Event(), []
+    settled, calls = asyncio.Event(), []
     store = Refusing(refusals)
-    settler = Settler(destination, shared(store), None, lambda _: settled.set(), lambda: told.append(1))
+    settler = Settler(destination, shared(store), None, lambda _: settled.set(), lambda: calls.append(1))
     running = asyncio.create_task(settler.run())
     settler.add(Settlement(make_delivery(key="a"), outcome))
     async with asyncio.timeout(PATIENCE):
         await settled.wait()
     running.cancel()
-    assert bool(told) == woken
+    assert bool(calls) == woken
 
 
 class Locking(MemoryStore):
@@ -287,8 +287,8 @@ def test_each_delivery_has_its_own_times() -> None:
     for one, answer in zip((second, first, third, fourth), answers, strict=True):
         sending.report(one, answer)
     # What never began, and failed with its batch, took no time.
-    told = ([second, first, fourth], [*answers[:2], answers[3]], [2.0, 1.0, 5.0], [3.0, 4.0, 5.0])
-    assert times.take() == told
+    expected = ([second, first, fourth], [*answers[:2], answers[3]], [2.0, 1.0, 5.0], [3.0, 4.0, 5.0])
+    assert times.take() == expected
     assert times.take() is None
     assert [position for position, _ in lane.answers] == [1, 0, 2, 3]
 

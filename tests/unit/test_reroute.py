@@ -1,4 +1,4 @@
-"""Where an event goes that was stored without a route: the same rows as if it were emitted now."""
+"""Where an event goes that was stored without a route: it gets the rows of one that is emitted now."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ CALLS = [
 
 
 def stored(call: Call, *, scheduled: bool = False, **changed: Any) -> Waiting:
-    """The row of an event that no route takes."""
+    """Return the row of an event that no route takes."""
     [row] = RowBuilder(Settings(unrouted="store")).build(call, POSTGRESQL).rows
     values = dict(zip(INSERTED, row, strict=True)) | changed
     del values["id"], values["destination"], values["next_attempt_at"]
@@ -66,7 +66,7 @@ def test_a_stored_event_gets_the_keys_and_attempts_that_emit_would_give_it(call:
     assert len(targets) == len(DESTINATIONS)
 
 
-def test_the_key_of_a_destination_without_order_is_none() -> None:
+def test_a_destination_without_order_has_no_key() -> None:
     call = Call("Order", 1, "order.paid", {}, key="k")
     assert ordering_key(call, ("Order", "1"), Destination("plain", "console:")) is None
     assert ordering_key(call, ("Order", "1"), Destination("one", "console:", ordered=True)) == "k"
@@ -74,16 +74,16 @@ def test_the_key_of_a_destination_without_order_is_none() -> None:
         stored(Call("Order", 1, "order.paid", {}, key=""))
 
 
-def test_the_call_is_told_by_its_row() -> None:
+def test_the_call_is_recognised_by_its_row() -> None:
     call = Call("Order", 7, "order.paid", {"a": [1]}, headers={"h": 1}, tenant="t", max_attempts=3)
-    told = stored_call(stored(call))
-    assert told == Call(
+    made = stored_call(stored(call))
+    assert made == Call(
         "Order", "7", "order.paid", {"a": [1]}, headers={"h": 1, "tenant": "t"}, tenant="t", max_attempts=3
     )
     assert stored_call(stored(Call("Order", 7, "order.paid", b"\0"))).payload == b"\0"
 
 
-def test_a_payload_that_cannot_be_read_is_no_obstacle_where_no_key_needs_it() -> None:
+def test_a_payload_that_cannot_be_read_does_not_matter_where_no_key_needs_it() -> None:
     event = stored(CALLS[0], payload=None, payload_data=b"?", payload_encoding="of the future")
     plain = Settings(destinations=DESTINATIONS, routes=[Route("*", to="plain")])
     assert [target.destination for target in StoredRouter(plain).targets(event)] == ["plain"]

@@ -78,7 +78,7 @@ def test_the_share_is_near_the_percentage(percent: float, kind: Callable[[int], 
     assert abs(share - part) <= 5 * (part * (1 - part) / many) ** 0.5
 
 
-def test_an_aggregate_is_in_if_any_route_takes_it_and_sent_if_any_that_is_no_shadow_does() -> None:
+def test_an_aggregate_is_in_if_any_route_takes_it_and_sent_if_a_route_without_shadow_does() -> None:
     routes = Routes(
         [
             Route("document.*", to=["search", "mail"], rollout=10),
@@ -100,7 +100,7 @@ def build(call: Call, *routes: Route, **options: Any) -> list[dict[str, Any]]:
     return [dict(zip(INSERTED, row, strict=True)) for row in emission.rows]
 
 
-def test_an_event_outside_of_a_rollout_is_no_row_and_no_error() -> None:
+def test_an_event_outside_of_a_rollout_makes_no_row_and_no_error() -> None:
     route = Route("document.*", to="search", rollout=10)
     [row] = build(Call("Document", IN, "document.created", {}), route)
     assert row["headers"] == "{}"
@@ -145,12 +145,12 @@ def test_what_has_no_mark_is_sent(text: str) -> None:
 
 
 @pytest.mark.parametrize("value", [-1, 101, 100.01, 0.001, 33.333, "ten", "10", True, None, float("nan")])
-def test_a_rollout_that_is_no_percentage_is_refused(value: Any) -> None:
+def test_a_rollout_that_is_not_a_percentage_is_refused(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"route 'document\.\*': rollout = .*write a percentage, 0 to 100"):
         Route("document.*", to="search", rollout=value)
 
 
-def test_a_shadow_that_is_no_flag_is_refused() -> None:
+def test_a_shadow_that_is_not_a_flag_is_refused() -> None:
     for value in (0, 1, "yes", None):
         with pytest.raises(ConfigError, match=r"route 'document\.\*': shadow = .*write true or false"):
             Route("document.*", to="search", shadow=value)  # type: ignore[arg-type]
@@ -197,7 +197,7 @@ def test_enabled_needs_every_route_and_destination_that_is_named() -> None:
     assert not box.enabled("document.deleted", OUT)
 
 
-def test_what_is_not_known_is_told_with_what_is_meant() -> None:
+def test_an_unknown_name_is_reported_with_the_name_that_is_meant() -> None:
     box = outbox()
     with pytest.raises(ConfigError, match=r"route = 'serch': .* did you mean 'search'\?"):
         box.enabled("serch", 1)
@@ -269,13 +269,13 @@ class Watched:
         self.text(f'[[routes]]\n{changing}[[routes]]\nevents = "user.*"\nto = "mail"\n')
 
     def text(self, text: str) -> None:
-        """Written so long ago that nobody can still be writing it."""
+        """Write the text as of so long ago that the file can no longer be open for writing."""
         self.path.write_text(text)
         past = self.path.stat().st_mtime - 60 + self.now
         os.utime(self.path, (past, past))
 
     def look(self, after: float = 1.0) -> list[Mapping[int, Route]]:
-        """What is new after so many seconds."""
+        """Return what is new after so many seconds."""
         self.now += after
         self.file.look()
         new, self.taken[:] = list(self.taken), []
@@ -309,7 +309,7 @@ def test_other_changes_are_left_for_the_next_start(watched: Watched) -> None:
 @pytest.mark.parametrize(
     "broken", ["[[routes", "routes = 1", "[[routes]]\nevents = 'a'\nto = 'b'\nrollout = 101", None]
 )
-def test_a_broken_file_is_told_once_and_changes_nothing(
+def test_a_broken_file_is_reported_once_and_changes_nothing(
     watched: Watched, broken: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     watched.look()
@@ -320,7 +320,7 @@ def test_a_broken_file_is_told_once_and_changes_nothing(
     with caplog.at_level(logging.WARNING, "relaybox.core.rollout"):
         assert [watched.look() for _ in range(3)] == [[], [], []]
     [record] = caplog.records
-    assert "routes stay as they were read last" in record.message
+    assert "routes are unchanged" in record.message
     watched.write(30)
     assert watched.look() == [{0: replace(DOCUMENTS, rollout=30)}]
 
@@ -333,7 +333,9 @@ def test_a_file_that_is_just_being_written_is_read_when_that_is_over(watched: Wa
     assert new == [{0: replace(DOCUMENTS, rollout=40)}]
 
 
-def test_what_cannot_be_taken_over_is_told(watched: Watched, caplog: pytest.LogCaptureFixture) -> None:
+def test_settings_that_cannot_be_applied_are_reported(
+    watched: Watched, caplog: pytest.LogCaptureFixture
+) -> None:
     def refuse(_: Mapping[int, Route]) -> None:
         raise ConfigError("shadow = True: no")
 

@@ -112,9 +112,9 @@ async def test_an_id_of_the_payload_has_to_be_the_aggregates_and_may_stand_in_an
     assert await document_of(one, id_field="key") == {"id": "other", "key": "7"}
 
 
-@pytest.mark.parametrize(("payload", "told"), [("[1]", "a list"), ("null", "null"), ("7", "a number")])
-async def test_a_payload_that_is_no_object_is_refused(payload: str, told: str) -> None:
-    with pytest.raises(Reject, match=f"the payload is {told}; a document is a JSON object"):
+@pytest.mark.parametrize(("payload", "kind"), [("[1]", "a list"), ("null", "null"), ("7", "a number")])
+async def test_a_payload_that_is_not_an_object_is_refused(payload: str, kind: str) -> None:
+    with pytest.raises(Reject, match=f"the payload is {kind}; a document is a JSON object"):
         await changes().change_of(event("7", "x", payload=payload))
     binary: dict[str, Any] = {"payload": None, "payload_data": b"x", "payload_encoding": "binary"}
     with pytest.raises(Reject, match="the payload is bytes"):
@@ -221,16 +221,16 @@ async def test_while_too_many_functions_run_on_no_other_is_called(monkeypatch: p
         release.set()
 
 
-@pytest.mark.parametrize(("made", "told"), [([1], "a list"), ("x", "a text"), (b"x", "bytes")])
-async def test_what_is_no_document_is_refused(made: Any, told: str) -> None:
-    with pytest.raises(Reject, match=f"the document function returned {told}; return a mapping"):
+@pytest.mark.parametrize(("made", "kind"), [([1], "a list"), ("x", "a text"), (b"x", "bytes")])
+async def test_a_result_that_is_not_a_document_is_refused(made: Any, kind: str) -> None:
+    with pytest.raises(Reject, match=f"the document function returned {kind}; return a mapping"):
         await changes(document=lambda event: made).change_of(event("7", "x"))
     with pytest.raises(Exception, match=r"\$.*title") as raised:
         await changes(document=lambda event: {"title": object()}).change_of(event("7", "x"))
     assert isinstance(answer_of(raised.value), Reject)
 
 
-async def test_whoever_cancels_is_cancelled() -> None:
+async def test_a_cancellation_is_passed_on() -> None:
     begun = asyncio.Event()
 
     async def document(event: Event) -> None:

@@ -1,4 +1,4 @@
-"""Indexes that are missing, are created or built beside another, and engines that answer oddly."""
+"""Indexes that are missing, are created or are built next to another, and engines that answer oddly."""
 
 from __future__ import annotations
 
@@ -40,14 +40,14 @@ def of_build(id_: str, title: str, **fields: Any) -> Delivery:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time as the sink sees it; whoever appends to it lets it go on."""
+    """Return the times that the sink sees; appending to them moves its clock on."""
     times = [100.0]
     time = SimpleNamespace(monotonic=lambda: times[-1])
     monkeypatch.setattr("relaybox.search.indexes.time", time)
     return times
 
 
-async def test_an_index_that_is_missing_is_told_and_nothing_written(engine: Double) -> None:
+async def test_a_missing_index_is_reported_and_nothing_is_written(engine: Double) -> None:
     engine.indexes.clear()
     batch = [event("1", "a"), event("1", "b"), event("2", "c")]
     answers = await sink(engine).send(batch)
@@ -67,7 +67,7 @@ async def test_an_index_that_is_missing_is_created_where_that_is_wanted_or_anoth
         assert engine.titles() == {"1": "a"}
 
 
-async def test_an_index_that_was_deleted_is_told_from_the_next_send_on(
+async def test_an_index_that_was_deleted_is_reported_from_the_next_send_on(
     engine: Double, clock: list[float]
 ) -> None:
     one = sink(engine)
@@ -155,7 +155,7 @@ def test_garbage_is_of_somebody_else(body: bytes) -> None:
 
 
 @pytest.mark.parametrize("error", [KeyError("createdAt"), Retry("500"), Unavailable("away")])
-async def test_a_look_that_fails_is_no_events_fault(engine: Double, error: Exception) -> None:
+async def test_a_look_that_fails_is_not_blamed_on_an_event(engine: Double, error: Exception) -> None:
     engine.raised = error
     answers = await sink(engine).send([event("1", "a"), event("1", "b"), event("2", "c")])
     assert [type(answer) for answer in answers] == [Unavailable, Released, Unavailable]
@@ -166,7 +166,7 @@ async def test_a_name_that_no_index_can_have_is_the_events_own_fault(engine: Dou
     assert await sink(engine).send([event("1", "a")]) == [engine.raised]
 
 
-async def test_an_index_that_cannot_be_created_is_no_events_fault() -> None:
+async def test_an_index_that_cannot_be_created_is_not_blamed_on_an_event() -> None:
     class Full(Double):
         async def create(self, name: str, *, like: str | None = None) -> None:
             raise Reject("this cluster has the maximum of shards")
@@ -176,7 +176,9 @@ async def test_an_index_that_cannot_be_created_is_no_events_fault() -> None:
     assert "the maximum of shards" in answer.reason
 
 
-async def test_a_build_that_refuses_more_is_dropped_and_told_once(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_build_that_refuses_more_is_dropped_and_reported_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     class Counting(Double):
         dropped = 0
 
@@ -231,7 +233,7 @@ async def test_of_many_that_are_refused_few_are_tried_at_a_time() -> None:
     assert engine.titles() == {"1": "good 9"}
 
 
-async def test_an_index_called_as_if_it_were_being_built_is_refused() -> None:
+async def test_an_index_with_the_name_of_a_build_is_refused() -> None:
     with pytest.raises(ConfigError, match="__building"):
         sink(Double(), "meilisearch://engine/{tenant}__building")
     one = event("1", "a", aggregate_type="Site__Building")

@@ -26,7 +26,7 @@ def engine() -> Double:
 
 
 class Told(Regardless):
-    """Lets begin what is not refused, and keeps what it was told."""
+    """Lets a delivery begin unless it is refused, and records its calls."""
 
     def __init__(self, refused: Sequence[Delivery] = ()) -> None:
         self.refused = {delivery.event_id for delivery in refused}
@@ -36,7 +36,7 @@ class Told(Regardless):
         return delivery.event_id not in self.refused
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
-        assert delivery.event_id not in self.answers, "told once"
+        assert delivery.event_id not in self.answers, "answered twice"
         self.answers[delivery.event_id] = answer
 
 
@@ -172,8 +172,8 @@ async def test_documents_of_several_indexes_go_to_each_in_its_own_request() -> N
     answers = await sink(engine, "meilisearch://engine/{tenant}").send(batch)
     assert [type(answer) for answer in answers] == [Delivered, Delivered, Delivered, Unavailable, Reject]
     assert isinstance(answers[3], Unavailable)
-    told = "the index 'nowhere' does not exist on engine:7700: create it, or set create_index = true"
-    assert answers[3].reason == told
+    reason = "the index 'nowhere' does not exist on engine:7700: create it, or set create_index = true"
+    assert answers[3].reason == reason
     assert (engine.titles("acme"), engine.titles("umbrella")) == ({"0": "t0", "2": "t2"}, {"1": "t1"})
 
 

@@ -194,7 +194,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was read, each time."""
+    """Return the list that records what was read, each time."""
     found: list[str] = []
     reveal = Secret.reveal
 

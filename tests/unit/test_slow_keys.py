@@ -3,26 +3,28 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
-from relaybox.core.event import Event
+from relaybox.core.event import Event, Status
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
+from relaybox.errors import StoreError
 from relaybox.relay import lane as lane_module
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.sizing import DOUBTS, Sizing
 from relaybox.stores.memory import MemoryStore
 from tests.unit.deliveries import make as delivery
-from tests.unit.lanes import insert, make, running
+from tests.unit.lanes import insert, make, running, statuses
 from tests.waiting import await_for
 
 OTHERS = {f"other {n}" for n in range(20)}
 
 
-def crowded(keys: int = 4, each: int = 50) -> MemoryStore:
+def crowded(keys: int = 4, each: int = 50, store: MemoryStore | None = None) -> MemoryStore:
     """Return a store where a few keys have many events, and after them many keys have one."""
-    store = MemoryStore()
+    store = store or MemoryStore()
     for key in (f"slow {n}" for n in range(keys)):
         insert(store, count=each, key=key)
     for key in OTHERS:
@@ -50,6 +52,36 @@ async def test_keys_that_hang_leave_room_for_the_others(
         lane._sizing._run = 1000
     async with running(lane, patience=0.0):
         await await_for(lambda: came == OTHERS, "what is not slow")
+
+
+async def test_what_was_given_back_is_not_sent_though_the_answer_was_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    released = asyncio.Event()
+
+    class Loses(MemoryStore):
+        async def release(self, *given: Any, **options: Any) -> Any:
+            await super().release(*given, **options)
+            released.set()
+            raise StoreError("the connection was lost")
+
+    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    store = crowded(store=Loses())
+    ids = {row.values[1]: row for row in store.rows.values()}
+    leased: list[bool] = []
+
+    async def handler(event: Event) -> None:
+        row = ids[str(event.id)]
+        if row.key not in OTHERS:
+            await released.wait()
+        leased.append(row.lease_token is not None)
+
+    lane = make(store, handler, ordered=True, batch_size=10, concurrency=8)
+    lane._sizing._run = 1000
+    async with running(lane):
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED}, "all events")
+    assert all(leased)
+    assert len(leased) == len(ids)
 
 
 @pytest.mark.parametrize("answer", [Retry("not yet", after=0), Reject("never")], ids=["retried", "rejected"])

@@ -82,7 +82,7 @@ FAILED = {**ALL, ("shop", C): "failed"}
         ([A, B, C], {"status": FAILED, "in_flight": {("shop", A): 1}}, [("untrue", C)]),
         ([A, B, C], {"status": FAILED, "in_flight": {("shop", C): 1}}, []),
         ([A, B, C], {"status": FAILED, "in_flight": 1}, []),
-        # So is a row that nobody committed or that is in no known state.
+        # So is a row that was not committed or that is in an unknown state.
         (
             [A, B, C],
             {"status": {**ALL, ("shop", C): "sent", ("shop", STRANGER): "pending"}},
@@ -253,7 +253,7 @@ def end(history: History, queue: list[Committed], chance: random.Random) -> None
 
 
 def deliver(history: History, row: Committed, chance: random.Random) -> None:
-    """Some rows are pruned at once; some deliveries come twice, because a fault caught them in flight."""
+    """Deliver: some rows are pruned at once, and some come twice, as a fault caught them in flight."""
     pair = row.destination, row.event_id
     receipt = Received(*pair, row.payload, chance.choice([True, None]))
     history.received.append(receipt)

@@ -118,14 +118,14 @@ def test_the_chosen_destination_is_in_sight_though_not_all_are() -> None:
     assert text.splitlines()[-1] == "pause runner-30? y/n"
 
 
-def test_bars_are_as_high_as_the_highest_and_keys_that_come_together_are_told_apart() -> None:
+def test_bars_are_as_high_as_the_highest_and_keys_that_come_together_are_separated() -> None:
     assert [spark(values) for values in ([0, 5, 10], [0, 0], [])] == ["▁▅█", "▁▁", ""]
     assert _split(f"{UP}{DOWN}q") == [UP, DOWN, "q"]
     assert _split("") == [""]
 
 
 class Operator:
-    """Remembers what it was told to do; it has no answer to look at."""
+    """Records the actions; it has no answer to look at."""
 
     def __init__(self) -> None:
         self.done: list[str] = []

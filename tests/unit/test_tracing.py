@@ -98,7 +98,7 @@ def test_a_stored_context_is_read() -> None:
         *('{"traceparent"', '["traceparent"]'),
     ],
 )
-def test_what_is_no_context_is_none(headers: str) -> None:
+def test_an_invalid_context_is_ignored(headers: str) -> None:
     assert stored(headers) is None
 
 

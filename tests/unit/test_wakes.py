@@ -123,8 +123,8 @@ def test_a_wake_after_the_loop_has_ended_does_nothing() -> None:
     assert asyncio.run(wake.wait("shop", LONG))
 
 
-class Told:
-    """A caller that keeps what it was told."""
+class Calls:
+    """A caller that records its calls."""
 
     def __init__(self) -> None:
         self.names: list[set[str]] = []
@@ -138,7 +138,7 @@ class Told:
 
 
 async def test_a_bell_wakes_the_relays_of_the_process_and_calls_the_others_for_the_rest() -> None:
-    beyond = Told()
+    beyond = Calls()
     bell = Bell(beyond)
     first, second = LocalWake(), LocalWake()
     bell.add(first, ["shop", "audit"])
@@ -153,8 +153,8 @@ async def test_a_bell_wakes_the_relays_of_the_process_and_calls_the_others_for_t
     assert beyond.names == [{"search"}]
 
 
-async def test_a_relay_that_stopped_or_was_dropped_is_no_reason_not_to_call_the_others() -> None:
-    beyond = Told()
+async def test_a_relay_that_stopped_or_was_dropped_does_not_keep_others_from_being_called() -> None:
+    beyond = Calls()
     bell = Bell(beyond)
     wake = LocalWake()
     bell.add(wake, ["shop"])
@@ -174,7 +174,7 @@ async def test_a_relay_that_stopped_or_was_dropped_is_no_reason_not_to_call_the_
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_in_a_forked_process_the_parents_relays_are_not_called() -> None:
-    beyond = Told()
+    beyond = Calls()
     bell = Bell(beyond)
     wake = LocalWake()
     bell.add(wake, ["shop"])

@@ -43,7 +43,7 @@ def service() -> Any:
     return Service()
 
 
-async def told(stream: Any, word: str) -> str:
+async def received(stream: Any, word: str) -> str:
     async with asyncio.timeout(PATIENCE):
         async for message in stream:
             if word in message:
@@ -56,8 +56,8 @@ async def test_one_round_serves_all_until_the_last(service: Any, monkeypatch: py
     live = Live()
     streams = [live.stream(service) for _ in range(5)]
     for stream in streams:
-        assert "retry" in await told(stream, "retry")
-    await told(streams[0], '"failed": 0')
+        assert "retry" in await received(stream, "retry")
+    await received(streams[0], '"failed": 0')
     assert service.asked == 1
     rounds = live._task
     for stream in streams:
@@ -67,10 +67,10 @@ async def test_one_round_serves_all_until_the_last(service: Any, monkeypatch: py
     await await_for(rounds.done)
 
 
-async def test_only_what_changed_is_told(service: Any) -> None:
+async def test_only_changes_are_sent(service: Any) -> None:
     stream = Live().stream(service)
-    await told(stream, '"failed": 0')
-    waiting = asyncio.create_task(told(stream, "event: stats"))
+    await received(stream, '"failed": 0')
+    waiting = asyncio.create_task(received(stream, "event: stats"))
     await await_for(lambda: service.asked > 5)
     assert not waiting.done()
     service.failed = 1
@@ -79,14 +79,14 @@ async def test_only_what_changed_is_told(service: Any) -> None:
     await stream.aclose()
 
 
-async def test_a_database_that_is_away_is_told_without_its_secrets_and_found_again(service: Any) -> None:
+async def test_a_database_that_is_down_is_reported_without_its_secrets_and_found_again(service: Any) -> None:
     live = Live()
     service.broken = True
     stream = live.stream(service)
-    trouble = await told(stream, "event: trouble")
+    trouble = await received(stream, "event: trouble")
     assert "secret" not in trouble
     service.broken = False
-    await told(stream, "event: stats")
+    await received(stream, "event: stats")
     await stream.aclose()
 
 
@@ -121,7 +121,7 @@ async def test_a_stream_beats_and_ends_by_itself(service: Any, monkeypatch: pyte
     live = Live()
     stream = live.stream(service)
     for _ in range(2):
-        assert await told(stream, "still here") == ": still here\n\n"
+        assert await received(stream, "still here") == ": still here\n\n"
     await stream.aclose()
     monkeypatch.setattr(module, "LIFE", 0.05)
     async with asyncio.timeout(PATIENCE):
@@ -134,7 +134,7 @@ async def test_there_is_a_cap_on_clients(service: Any, monkeypatch: pytest.Monke
     live = Live()
     streams = [live.stream(service) for _ in range(2)]
     for stream in streams:
-        await told(stream, "retry")
+        await received(stream, "retry")
     app, state = SimpleNamespace(live=live), SimpleNamespace(admin=service)
     request: Any = SimpleNamespace(query_params={}, app=app, state=state)
     answer = await module.live(request)
@@ -149,11 +149,11 @@ async def test_there_is_a_cap_on_clients(service: Any, monkeypatch: pytest.Monke
 async def test_a_client_that_does_not_read_holds_up_nobody(service: Any) -> None:
     live = Live()
     slow, quick = live.stream(service), live.stream(service)
-    await told(slow, "retry")
-    await told(quick, '"failed": 0')
+    await received(slow, "retry")
+    await received(quick, '"failed": 0')
     for number in range(1, 6):
         service.failed = number
-        await told(quick, f'"failed": {number}')
+        await received(quick, f'"failed": {number}')
     await slow.aclose()
     await quick.aclose()
 
@@ -168,7 +168,7 @@ async def test_no_more_clients_are_taken_than_the_cap(service: Any, monkeypatch:
     streams = [live.stream(service) for _ in range(3)]
     assert not live.full
     for stream in streams:
-        await told(stream, "retry")
+        await received(stream, "retry")
     assert len(live._listeners) == 2
     with pytest.raises(StopAsyncIteration):
         await anext(streams[2])

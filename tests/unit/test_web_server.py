@@ -1,4 +1,4 @@
-"""The server of ``relaybox web``: whoever does not finish a request does not keep its connection."""
+"""The server of ``relaybox web``: a client that does not finish a request loses its connection."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ WHOLE = b"GET / HTTP/1.1\r\nhost: localhost\r\n\r\n"
 
 
 async def ended(port: int, *pieces: bytes, drip: bytes = b"") -> bytes:
-    """Everything that the server sends until it closes the connection."""
+    """Return everything that the server sends until it closes the connection."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     dripping = asyncio.create_task(_drip(writer, pieces, drip))
     said = b""

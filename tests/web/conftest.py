@@ -11,13 +11,13 @@ from tests.web.stage import Stage
 async def stage(
     request: pytest.FixtureRequest, migrated_database: Callable[[str], str]
 ) -> AsyncIterator[Stage]:
-    """The web in front of a fresh database of each kind."""
+    """Serve a fresh database of each kind."""
     async with Stage(migrated_database(request.param)) as stage:
         yield stage
 
 
 @pytest.fixture
 async def quick(migrated_database: Callable[[str], str]) -> AsyncIterator[Stage]:
-    """The web in front of SQLite, for what does not depend on the database."""
+    """Serve SQLite, for tests that do not depend on the database."""
     async with Stage(migrated_database("sqlite")) as stage:
         yield stage

@@ -27,7 +27,7 @@ def bearer(token: str) -> dict[str, str]:
 
 
 class Stage:
-    """A database, an operator beside it, and the web in front of it."""
+    """A database, an operator with direct access to it, and the web in front of it."""
 
     def __init__(self, url: str, **settings: Any) -> None:
         self.operated = Operated(url)
@@ -55,7 +55,7 @@ class Stage:
         return httpx2.AsyncClient(transport=transport, base_url=f"http://{host}", headers=given)
 
     async def get(self, path: str, **parameters: Any) -> Any:
-        """The document there; anything but 200 is an error."""
+        """Return the document there; anything but 200 is an error."""
         async with self.client() as client:
             answer = await client.get(path, params=parameters)
         assert answer.status_code == 200, answer.text
@@ -69,7 +69,7 @@ class Stage:
 
 
 def csrf_in(text: str) -> str:
-    """The token of the forms of a page."""
+    """Return the token of the forms of a page."""
     found = re.search(r'(?:name="csrf" value|name="relaybox-csrf" content)="([0-9a-f]+)"', text)
     assert found, text
     return found[1]
@@ -108,7 +108,7 @@ async def status_of(
 
 
 def is_problem(answer: httpx2.Response, status: int) -> dict[str, Any]:
-    """The problem document of an answer."""
+    """Return the problem document of an answer."""
     assert answer.status_code == status, (answer.status_code, answer.text)
     assert answer.headers["content-type"] == "application/problem+json"
     document: dict[str, Any] = answer.json()

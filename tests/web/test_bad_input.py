@@ -57,7 +57,7 @@ async def test_a_parameter_that_makes_no_sense(quick: Stage, subtests: pytest.Su
                 assert len(problem["detail"]) < 500
 
 
-async def test_a_misspelt_name_is_told_the_right_one(quick: Stage) -> None:
+async def test_the_answer_to_a_misspelt_name_has_the_right_one(quick: Stage) -> None:
     async with quick.client() as client:
         assert "did you mean 'status'" in (await client.get("/api/events?staus=failed")).json()["detail"]
         assert "did you mean 'mail'" in (await client.get("/api/events?destination=mial")).json()["detail"]
@@ -85,7 +85,7 @@ async def test_a_cursor_is_good_for_its_own_question_alone(quick: Stage) -> None
         is_problem(await client.get(f"/api/events?cursor={spoilt}"), 422)
 
 
-async def test_an_id_that_is_none(quick: Stage, subtests: pytest.Subtests) -> None:
+async def test_an_invalid_id_is_refused(quick: Stage, subtests: pytest.Subtests) -> None:
     async with quick.client() as client:
         for id_ in ("7", "x", "%00", "..", "%2e%2e", HUGE, "0" * 31, "é"):
             for kind in ("events", "operations"):
@@ -172,7 +172,7 @@ CONTENTS = [
 ]
 
 
-async def test_a_body_that_is_no_document(quick: Stage, subtests: pytest.Subtests) -> None:
+async def test_a_body_that_is_not_a_document_is_refused(quick: Stage, subtests: pytest.Subtests) -> None:
     async with quick.client() as client:
         for content, kind, status in CONTENTS:
             with subtests.test(content=content[:30], kind=kind):
@@ -207,7 +207,7 @@ async def test_a_body_that_does_not_come_is_a_408(quick: Stage, monkeypatch: pyt
 
 
 async def _post(stage: Stage, chunks: AsyncIterator[bytes]) -> int:
-    """The status of a request whose body comes in pieces."""
+    """Return the status of a request whose body comes in pieces."""
 
     async def receive() -> dict[str, Any]:
         chunk = await anext(chunks, None)
@@ -219,7 +219,7 @@ async def _post(stage: Stage, chunks: AsyncIterator[bytes]) -> int:
     return await asyncio.wait_for(asked, PATIENCE)
 
 
-async def test_a_client_that_leaves_is_no_error(quick: Stage) -> None:
+async def test_a_client_that_leaves_is_not_an_error(quick: Stage) -> None:
     sent: list[Any] = []
 
     async def receive() -> dict[str, Any]:
@@ -406,13 +406,13 @@ async def test_a_rate_that_never_ends_is_refused(quick: Stage, rate: float) -> N
 
 
 @pytest.mark.parametrize("rate", ["9" * 5_000, "0", "0000000", "1000000", "-1", "1e9", "٣"])
-async def test_a_rate_of_a_form_that_is_none_is_told(quick: Stage, rate: str) -> None:
+async def test_an_invalid_rate_in_a_form_is_reported(quick: Stage, rate: str) -> None:
     async with quick.client(token=None) as client:
         await log_in(client)
         form = {"csrf": await csrf_of(client), "status": "failed", "rate": rate}
         answer = await client.post("/actions/retry", data=form, headers=HTML)
         assert answer.status_code == 303
-        assert "is no number from 1 to 999999" in (await client.get("/events", headers=HTML)).text
+        assert "is not a number from 1 to 999999" in (await client.get("/events", headers=HTML)).text
     assert not (await quick.get("/api/operations"))["operations"]
 
 
@@ -446,7 +446,7 @@ async def test_a_pause_until_a_time_that_is_over_is_refused(quick: Stage) -> Non
         await log_in(client)
         form = {"csrf": await csrf_of(client), "destination": "web", "reason": "x", "for": "0s"}
         await client.post("/actions/pause", data=form, headers=HTML)
-        assert "a pause of no time is none" in (await client.get("/events", headers=HTML)).text
+        assert "a pause needs a length" in (await client.get("/events", headers=HTML)).text
     assert (await quick.get("/api/destinations/web"))["paused"] is None
 
 

@@ -35,7 +35,7 @@ async def test_work_that_nobody_does_shows(stage: Stage) -> None:
     assert all(problem["reason"] for problem in found["problems"])
 
 
-async def test_strangers_are_not_told_the_reason(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_strangers_do_not_learn_the_reason(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = 0
 
     async def unhealthy(self: Admin) -> Health:
@@ -45,11 +45,11 @@ async def test_strangers_are_not_told_the_reason(quick: Stage, monkeypatch: pyte
 
     monkeypatch.setattr(Admin, "health", unhealthy)
     async with quick.client(token=None) as stranger, quick.client(VIEWER) as viewer:
-        told, shown = (await asyncio.gather(stranger.get("/readyz"), viewer.get("/readyz")))[:2]
-    [problem] = told.json()["problems"]
+        hidden, shown = (await asyncio.gather(stranger.get("/readyz"), viewer.get("/readyz")))[:2]
+    [problem] = hidden.json()["problems"]
     assert problem == {"destination": "mail", "reason": "its circuit is open", "seconds": 5.0}
     assert shown.json()["problems"][0]["reason"] == "its circuit is open: refused by 10.0.0.9"
-    assert (told.status_code, shown.status_code, asked) == (503, 503, 1)
+    assert (hidden.status_code, shown.status_code, asked) == (503, 503, 1)
 
 
 async def test_a_probe_may_ask_by_any_name(quick: Stage) -> None:

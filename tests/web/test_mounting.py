@@ -178,7 +178,7 @@ def ask(port: int, method: str, path: str, **headers: str) -> tuple[int, bytes]:
         connection.close()
 
 
-def test_it_serves_and_stops_when_it_is_told_to(project: Project) -> None:
+def test_it_serves_and_stops_when_it_is_asked_to(project: Project) -> None:
     with project.running("web") as process:
         port = port_of(project)
         assert ask(port, "GET", "/api/stats")[0] == 200
@@ -204,22 +204,22 @@ def test_it_serves_and_stops_when_it_is_told_to(project: Project) -> None:
 
 def test_it_refuses_to_serve_everybody_without_users(project: Project) -> None:
     project.write("relaybox.toml", "[destinations.a]\nsink = 'memory:'\n")
-    told = project.run("web", "--host", "0.0.0.0", status=2)
-    assert "no users are configured; add a [web.users.NAME] table" in told
-    told = project.run("web", "--port", "0", "--require-users", status=2)
-    assert "--require-users, and no users are configured; add a [web.users.NAME] table" in told
+    output = project.run("web", "--host", "0.0.0.0", status=2)
+    assert "no users are configured; add a [web.users.NAME] table" in output
+    output = project.run("web", "--port", "0", "--require-users", status=2)
+    assert "--require-users, and no users are configured; add a [web.users.NAME] table" in output
     with project.running("web", "--port", "0"):
         assert ask(port_of(project), "GET", "/api/stats")[0] == 200
 
 
-def test_a_port_that_is_taken_is_told(project: Project) -> None:
+def test_a_port_that_is_taken_is_reported(project: Project) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
-        told = project.run("web", "--port", str(other.getsockname()[1]), status=2)
-    assert "cannot be listened on" in told
-    assert told.count("\n") == 1
+        output = project.run("web", "--port", str(other.getsockname()[1]), status=2)
+    assert "cannot be listened on" in output
+    assert output.count("\n") == 1
 
 
-def test_missing_tables_are_told_at_the_start(tmp_path: Path) -> None:
+def test_missing_tables_are_reported_at_the_start(tmp_path: Path) -> None:
     project = Project(tmp_path)
     assert "migrate" in project.run("web", "--port", "0", status=2)
 

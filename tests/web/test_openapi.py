@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import jsonschema
-import msgspec
 import openapi_spec_validator
 import pytest
 import schemathesis
@@ -87,7 +86,7 @@ async def test_answers_are_as_it_says(quick: Stage) -> None:
     await quick.post("/api/destinations/mail/pause")
     found = document(ROUTES)
     for route in ROUTES:
-        if route.method == "GET" and route.kind == "api" and issubclass(route.answer, msgspec.Struct):
+        if route.method == "GET" and route.kind == "api" and route.answer is not None:
             if "operations/{id}" in route.path:
                 continue
             path = route.path.replace("{id}", str(id_)).replace("{name}", "mail")
@@ -97,7 +96,7 @@ async def test_answers_are_as_it_says(quick: Stage) -> None:
 
 @pytest.fixture(params=["postgresql-18", "sqlite"])
 def address(request: pytest.FixtureRequest, migrated_database: Callable[[str], str]) -> Iterator[str]:
-    """Where an outbox with a few rows is served, over a socket."""
+    """Serve an outbox with a few rows over a socket; yield its address."""
     url = migrated_database(request.param)
     asyncio.run(fill(url))
     web = api(Outbox(url, destinations=DESTINATIONS), users=USERS)

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaybox import Destination, Outbox
+from relaybox.operate.documents import place_of
 from relaybox.web import dashboard
 from relaybox.web.redact import DEEP, HIDDEN, Rules, redact, redacted_text
-from relaybox.web.show import place
 from tests.growth import is_linear
 from tests.web.stage import HTML, USERS, Stage
 
@@ -174,7 +174,7 @@ async def test_errors_are_scrubbed_wherever_they_are_shown(quick: Stage) -> None
     ],
 )
 def test_of_a_sink_its_scheme_and_its_host_are_shown(sink: str, shown: str) -> None:
-    assert place(sink) == shown
+    assert place_of(sink) == shown
 
 
 async def test_the_path_of_a_sink_is_on_no_page(quick: Stage) -> None:

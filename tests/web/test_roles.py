@@ -43,7 +43,7 @@ async def test_a_stranger_is_not_let_in(quick: Stage, subtests: pytest.Subtests)
     for route in NEEDS_A_ROLE:
         for headers in STRANGERS:
             with subtests.test(route=named(route), headers=headers):
-                # Whoever is wrong too often is not listened to at all, which is shown elsewhere.
+                # A client with too many wrong passwords gets no answer, which another test shows.
                 quick.web.logins, quick.web.bearers = Attempts(), Attempts()
                 answer = await ask(quick, route, headers)
                 assert answer.status_code == 401, answer.text
@@ -61,7 +61,7 @@ async def test_a_viewer_changes_nothing(quick: Stage, subtests: pytest.Subtests)
     assert not quick.operated.audit()
 
 
-async def test_whoever_may_is_let_in(quick: Stage, subtests: pytest.Subtests) -> None:
+async def test_users_with_the_right_are_let_in(quick: Stage, subtests: pytest.Subtests) -> None:
     for route in NEEDS_A_ROLE:
         if route.method == "GET":
             with subtests.test(route=named(route)):
@@ -92,7 +92,9 @@ def test_no_two_routes_are_the_same() -> None:
     assert all(route.kind == "page" for route in PAGES)
 
 
-async def test_a_wrong_method_is_told_the_right_ones(quick: Stage, subtests: pytest.Subtests) -> None:
+async def test_the_answer_to_a_wrong_method_has_the_right_ones(
+    quick: Stage, subtests: pytest.Subtests
+) -> None:
     async with quick.client() as client:
         for route in ROUTES:
             for method in ("DELETE", "PUT", "TRACE", "BREW"):

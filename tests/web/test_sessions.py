@@ -116,7 +116,7 @@ async def test_a_wrong_token_is_audited_and_not_shown(stage: Stage, caplog: pyte
     assert "token-wrong" not in str(audit) + caplog.text
 
 
-async def test_whoever_guesses_is_not_listened_to(quick: Stage) -> None:
+async def test_a_client_that_guesses_passwords_is_locked_out(quick: Stage) -> None:
     async with quick.client(token=None) as client:
         for _ in range(MOST):
             assert (await log_in(client, "guess-guess")).status_code == 401
@@ -178,7 +178,7 @@ async def test_with_its_token_a_session_ends_and_with_two_both_are_good(quick: S
             assert (await client.get("/api/openapi.json")).status_code == 200
 
 
-def test_a_cookie_that_was_changed_or_is_over_is_none() -> None:
+def test_a_cookie_that_was_changed_or_is_over_does_not_count() -> None:
     now = [1_000_000.0]
     ann = Known("ann", "viewer", ("token-1",))
     sessions = Sessions([ann], "", clock=lambda: now[0])

@@ -59,7 +59,7 @@ def test_the_file_has_it_as_a_table_of_its_own(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_told_without_what_is_secret(table: dict[str, Any], message: str) -> None:
+def test_what_is_wrong_is_reported_without_what_is_secret(table: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as raised:
         WebSettings.of(table)
     assert TOKEN not in str(raised.value)

@@ -72,7 +72,7 @@ def content(request: HttpRequest, pk: int) -> FileResponse:
 @csrf_exempt
 @require_POST
 def report(request: HttpRequest, pk: int) -> HttpResponse:
-    """What the runner found. It may say so twice, as it may be told twice; that changes nothing."""
+    """Store what the runner found. It may get an event twice and so report twice; that changes nothing."""
     given = request.headers.get("authorization", "")
     if not constant_time_compare(given, f"Bearer {settings.RUNNER_TOKEN}"):
         return HttpResponse("the token is wrong", status=401)

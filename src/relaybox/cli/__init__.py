@@ -9,17 +9,13 @@ import typer
 from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
 from relaybox.cli.config import init
 from relaybox.cli.database import migrate, sql
-from relaybox.cli.options import Options
+from relaybox.cli.options import Options, option
 from relaybox.cli.relay import drain, prune, relay, web
 
 GLOBAL_OPTIONS = "Every command also takes --app, --config and --database: see relaybox --help."
 
 
-def demo(
-    seconds: Annotated[
-        float, typer.Option(min=4, max=600, metavar="N", help="How long orders are placed.")
-    ] = 16,
-) -> None:
+def demo(seconds: Annotated[float, option("N", "How long orders are placed.", min=4, max=600)] = 16) -> None:
     """Show it: orders, a receiver that goes down, a relay that is killed, and a comparison of what arrived.
 
     Needs the extra demo. Everything runs on this machine, on loopback and in temporary directories. The last
@@ -61,17 +57,14 @@ def relaybox(
     ] = None,
     config: Annotated[
         str | None,
-        typer.Option(
-            metavar="PATH",
-            help="The configuration. Else RELAYBOX_CONFIG, else relaybox.toml or pyproject.toml here.",
-        ),
+        option("PATH", "The configuration. Else RELAYBOX_CONFIG, else relaybox.toml or pyproject.toml here."),
     ] = None,
     application: Annotated[
         str | None,
-        typer.Option(
+        option(
+            "MODULE:NAME",
+            "Where the application's Outbox is; its settings and handlers count. Else the file's app.",
             "--app",
-            metavar="MODULE:NAME",
-            help="Where the application's Outbox is; its settings and handlers count. Else the file's app.",
         ),
     ] = None,
     version: Annotated[
@@ -79,7 +72,7 @@ def relaybox(
         typer.Option("--version", callback=print_version, is_eager=True, help="Print the version and leave."),
     ] = False,
 ) -> None:
-    """A transactional outbox: events leave when their transaction commits.
+    """Run a transactional outbox: events leave when their transaction commits.
 
     --database, --config and --app may stand before or after the command.
     """

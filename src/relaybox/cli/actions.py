@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Bulk, Json, Limit, bundled, moment, parse_id, run
-from relaybox.cli.output import confirm, note, plain, print_json, print_page, tell
+from relaybox.cli.options import Bulk, Json, Limit, bundled, flag, moment, option, parse_id, run
+from relaybox.cli.output import confirm, documents, note, plain, print_json, print_page, tell
 from relaybox.core.commands import command
 from relaybox.core.text import at
 from relaybox.errors import ConfigError
@@ -27,7 +27,7 @@ Ids: TypeAlias = Annotated[
         help="Events, with --destination only their deliveries for it, or deliveries; else the filter's.",
     ),
 ]
-Everything: TypeAlias = Annotated[bool, typer.Option("--all", help="All of them, without a filter.")]
+Everything: TypeAlias = Annotated[bool, flag("All of them, without a filter.", "--all")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="DESTINATION")]
 
 WORDS: dict[Action, tuple[str, str]] = {
@@ -43,7 +43,7 @@ WORDS: dict[Action, tuple[str, str]] = {
 def retry(
     context: typer.Context, ids: Ids = None, everything: Everything = False, *, bulk: Bulk, filter: Any
 ) -> None:
-    """Start failed deliveries anew, with all their attempts. By ID also one that backs off: it is due now."""
+    """Start failed deliveries again, with all their attempts. By ID also one that backs off: it is due."""
     _do(context, "retry", _what(filter, ids, everything), bulk)
 
 
@@ -51,7 +51,7 @@ def retry(
 def replay(
     context: typer.Context,
     ids: Ids = None,
-    to: Annotated[str | None, typer.Option(metavar="NAME", help="To this destination instead.")] = None,
+    to: Annotated[str | None, option("NAME", "To this destination instead.")] = None,
     everything: Everything = False,
     *,
     bulk: Bulk,
@@ -90,10 +90,8 @@ def move(
 def pause(
     context: typer.Context,
     destination: Name,
-    reason: Annotated[str, typer.Option(metavar="TEXT", help="Why; `status` and `why` show it.")] = "",
-    until: Annotated[
-        str | None, typer.Option(metavar="TIME", help="A time, or 1h: so long. Else until it is resumed.")
-    ] = None,
+    reason: Annotated[str, option("TEXT", "Why; `status` and `why` show it.")] = "",
+    until: Annotated[str | None, option("TIME", "A time, or 1h: so long. Else until it is resumed.")] = None,
     as_json: Json = False,
 ) -> None:
     """Let nothing more be sent to a destination; what is being sent is finished."""
@@ -121,15 +119,13 @@ def send_test(context: typer.Context, destination: Name, as_json: Json = False) 
 def audit(
     context: typer.Context,
     limit: Limit = 50,
-    cursor: Annotated[
-        int | None, typer.Option(min=1, metavar="NUMBER", help="Go on where the last page ended.")
-    ] = None,
+    cursor: Annotated[int | None, option("NUMBER", "Go on where the last page ended.", min=1)] = None,
     as_json: Json = False,
 ) -> None:
     """List what operators did, newest first."""
     found = run(context, lambda admin: admin.audits(limit, cursor))
     if as_json:
-        print_json({"audits": [asdict(row) for row in found.rows], "cursor": found.cursor})
+        print_json(documents().audits(found, found.cursor))
         return
     rows = [
         [
@@ -204,8 +200,7 @@ def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
     if bulk.as_json:
-        counts = {past: done.affected, "skipped": done.skipped}
-        print_json({**counts, "unknown": unknown, "dry_run": bulk.dry_run})
+        print_json(documents().done(verb, done, dry_run=bulk.dry_run))
     elif done.affected or not (unknown or done.skipped or unmet):
         typer.echo(f"{'would have ' if bulk.dry_run else ''}{past} {done.affected:,}")
     if unknown:

@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 from relaybox.cli.options import Options
 from relaybox.core.commands import command
-from relaybox.core.imports import load, told_where
+from relaybox.core.imports import error_with_line, load
 from relaybox.core.outcome import Unavailable
 from relaybox.core.settings import Destination, Settings
 from relaybox.core.values import mask_url, reveal_database
@@ -24,6 +24,7 @@ from relaybox.database.migrations import check, current_version
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.outbox import Outbox
 from relaybox.sinks.open import Handlers, open_sink
+from relaybox.web.settings import WebSettings
 
 FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox"
 
@@ -42,8 +43,7 @@ def load_outbox(given: Options) -> Outbox:
         return outbox
     outbox = _application(path, given)
     if given.database is not None:
-        url = reveal_database(given.database, os.environ)
-        outbox.settings = replace(outbox.settings, database=url)
+        outbox.settings = replace(outbox.settings, database=reveal_database(given.database, os.environ))
     return outbox
 
 
@@ -70,7 +70,7 @@ def _application(path: str, given: Options) -> Outbox:
         if not isinstance(found, Outbox) and callable(found):
             found = _called(found, path)
     if not isinstance(found, Outbox):
-        raise ConfigError(f"app = {path!r}: it is no Outbox but of type {type(found).__name__}; {FIX}")
+        raise ConfigError(f"app = {path!r}: it is not an Outbox but of type {type(found).__name__}; {FIX}")
     return found
 
 
@@ -78,7 +78,7 @@ def _called(factory: Any, path: str) -> Any:
     try:
         inspect.signature(factory).bind()
     except TypeError:
-        needs = "it is no Outbox but a function that needs arguments"
+        needs = "it is not an Outbox but a function that needs arguments"
         raise ConfigError(f"app = {path!r}: {needs}; {FIX}") from None
     except ValueError:
         # Some callables written in C have no signature.
@@ -86,7 +86,7 @@ def _called(factory: Any, path: str) -> Any:
     try:
         return factory()
     except Exception as error:
-        raise ConfigError(f"app = {path!r}: the call failed: {told_where(error)}") from error
+        raise ConfigError(f"app = {path!r}: the call failed: {error_with_line(error)}") from error
 
 
 @contextmanager
@@ -104,30 +104,27 @@ def _flags_in_environment(given: Options) -> Iterator[None]:
                 os.environ[name] = before[name]
 
 
-class Check(NamedTuple):
-    """One check; ``run`` returns a description, or raises a ``RelayboxError``."""
-
-    what: str
-    run: Callable[[], str]
+Check: TypeAlias = tuple[str, Callable[[], str]]
+"""What is checked, and a function that describes it, or raises a ``RelayboxError``."""
 
 
 def checks(outbox: Outbox, given: Options, *, web: bool = True) -> Iterator[Check]:
     """Yield the checks of each destination (secrets, packages, address), the web and the database."""
     if not outbox.settings.destinations:
-        yield Check("destinations", partial(_no_destinations, given))
+        yield "destinations", partial(_no_destinations, given)
     for destination in outbox.settings.destinations:
-        yield Check(destination.name, partial(_destination, destination, outbox))
+        yield destination.name, partial(_destination, destination, outbox)
     if web and outbox.settings.web:
-        yield Check("web", partial(_web, outbox.settings))
-    yield Check("database", partial(_database, outbox.settings, given))
+        yield "web", partial(_web, outbox.settings)
+    yield "database", partial(_database, outbox.settings, given)
 
 
 def check_all(given: Options) -> Outbox:
     """Return the outbox; raise if a check of something that a relay needs fails."""
     outbox = given.outbox()
     # A relay does not need the secrets of the web, and should not have them.
-    for one in checks(outbox, given, web=False):
-        one.run()
+    for _, check_one in checks(outbox, given, web=False):
+        check_one()
     return outbox
 
 
@@ -190,8 +187,6 @@ def check_address(destination: Destination) -> None:
 
 
 def _web(settings: Settings) -> str:
-    from relaybox.web.settings import WebSettings
-
     web = WebSettings.of(settings.web)
     web.reveal()
     users = ", ".join(f"{user.name} ({user.role})" for user in web.users)

@@ -8,20 +8,21 @@ import sqlite3
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from hashlib import blake2b
-from itertools import count, groupby
+from itertools import groupby
 from typing import Any, BinaryIO, Literal, NamedTuple, TypeAlias
 from uuid import UUID
 
-from relaybox.cli.progress import with_bar
+from relaybox.cli.progress import reading_bar, with_bar
+from relaybox.core.settings import Destination
 from relaybox.database.statements import histories as statements
 from relaybox.errors import ConfigError, StoreError, shorten
 from relaybox.operate.admin import Admin
 from relaybox.stores.ledger import Content, Entry, Filter
-from relaybox.testing.checker import Committed, Overtaking, overtakings
+from relaybox.testing.checker import Committed, overtakings
 from relaybox.wire.codec import BINARY
 
 Difference = Literal["lost", "phantom", "disorder", "altered", "duplicate"]
@@ -192,8 +193,10 @@ def compare(histories: Histories, terms: Terms, to: Comparison) -> None:
     to.counts["records"], to.has_payloads = histories.size(), histories.has_payloads()
     to.counts["outside"] += histories.left_out()
     for _, of_key in groupby(histories.fates(), key=lambda fate: fate.key):
-        for overtaking in overtakings(_judged(of_key, terms, to), terms.on_failed):
-            to.find("disorder", overtaking.row.event_id, _overtook(overtaking, terms))
+        for row, arrival, position, until in overtakings(_judged(of_key, terms, to), terms.on_failed):
+            mine = f"position {row.position} of key {row.key!r} came at {terms.place(arrival)}"
+            came = "was not recorded" if until is None else f"came at {terms.place(until)}"
+            to.find("disorder", row.event_id, f"{mine}, but position {position} before it {came}")
     for event, place in histories.strangers():
         _judge_stranger(event, place, terms, to)
 
@@ -213,8 +216,7 @@ def _judged(fates: Iterator[Fate], terms: Terms, to: Comparison) -> Iterator[Any
         else:
             # Delivered after the records were read: its record may exist by now.
             to.counts["pending" if fate.status == "delivered" else fate.status] += 1
-        row = Committed(terms.destination, fate.event, fate.key, fate.position)
-        yield row, fate.place, fate.status
+        yield Committed(terms.destination, fate.event, fate.key, fate.position), fate.place, fate.status
 
 
 def _judge_recorded(fate: Fate, place: int, terms: Terms, to: Comparison) -> None:
@@ -237,13 +239,6 @@ def _judge_stranger(event: UUID, place: int, terms: Terms, to: Comparison) -> No
         to.find("phantom", event, text)
 
 
-def _overtook(overtaking: Overtaking, terms: Terms) -> str:
-    row, arrival, position, until = overtaking
-    came = "was not recorded" if until is None else f"came at {terms.place(until)}"
-    mine = f"position {row.position} of key {row.key!r} came at {terms.place(arrival)}"
-    return f"{mine}, but position {position} before it {came}"
-
-
 def moment_of(event: UUID) -> datetime | None:
     """Return the time in an event id, or None if it is not a valid UUIDv7."""
     if event.version != 7:
@@ -254,31 +249,29 @@ def moment_of(event: UUID) -> datetime | None:
         return None
 
 
-@contextmanager
-def opened(path: str) -> Iterator[BinaryIO]:
-    """Yield the open file, or standard input for ``-``."""
+def read(path: str, histories: Histories) -> None:
+    """Add the records of a file, or of standard input for ``-``."""
+    name = "standard input" if path == "-" else path
+    with _opened(path) as stream, reading_bar(stream) as lines:
+        histories.record(_records(lines, name))
+
+
+def _opened(path: str) -> AbstractContextManager[BinaryIO]:
     if path == "-":
         if sys.stdin is None:
             raise ConfigError("standard input is closed; name a file of what the consumer recorded")
-        yield sys.stdin.buffer
-        return
+        return nullcontext(sys.stdin.buffer)
     try:
-        # Closed below: only errors of open() are translated here.
-        stream = open(path, "rb")  # noqa: SIM115
+        return open(path, "rb")
     except OSError as error:
         fix = "name a file of what the consumer recorded, or - for standard input"
         raise ConfigError(f"{path}: {(error.strerror or str(error)).lower()}; {fix}") from error
-    with stream:
-        yield stream
 
 
-def read_records(stream: BinaryIO, name: str) -> Iterator[Record]:
+def _records(stream: BinaryIO, name: str) -> Iterator[Record]:
     """Yield the record of each line; raise on the first malformed line, or if the file is empty."""
     empty = True
-    for number in count(1):
-        raw = stream.readline(LONGEST + 1)
-        if not raw:
-            break
+    for number, raw in enumerate(iter(lambda: stream.readline(LONGEST + 1), b""), 1):
         try:
             record = _record(number, raw)
         except ValueError as problem:
@@ -298,7 +291,7 @@ def _record(number: int, raw: bytes) -> Record | None:
         # Some programs write a byte order mark.
         text = raw.decode("utf-8-sig" if number == 1 else "utf-8").strip()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{shorten(raw[:40])} is no UTF-8 text (byte {error.start + 1})") from None
+        raise ValueError(f"{shorten(raw[:40])} is not UTF-8 text (byte {error.start + 1})") from None
     if not text:
         return None
     value: Any = text
@@ -306,7 +299,7 @@ def _record(number: int, raw: bytes) -> Record | None:
         try:
             value = loads(text)
         except (ValueError, RecursionError) as error:
-            raise ValueError(f"{shorten(text)} is no JSON: {error}") from None
+            raise ValueError(f"{shorten(text)} is not JSON: {error}") from None
     if not isinstance(value, dict):
         return number, _event(value), None
     id_name = next((name for name in IDS if name in value), None)
@@ -320,7 +313,7 @@ def _digest_of(value: dict[str, Any]) -> bytes | None:
         try:
             return digest(base64.b64decode(value["data_base64"], validate=True))
         except (TypeError, ValueError):
-            raise ValueError(f"data_base64 = {shorten(value['data_base64'])} is no base64") from None
+            raise ValueError(f"data_base64 = {shorten(value['data_base64'])} is not base64") from None
     name = next((name for name in ("data", "payload") if name in value), None)
     return None if name is None else digest(value[name])
 
@@ -329,7 +322,7 @@ def _event(text: Any) -> UUID:
     try:
         return UUID(text)
     except (ValueError, AttributeError, TypeError):
-        raise ValueError(f"{shorten(text)} is no event id") from None
+        raise ValueError(f"{shorten(text)} is not an event id") from None
 
 
 def _number(text: str) -> float | int:
@@ -350,7 +343,12 @@ def digest(value: Any) -> bytes:
     return blake2b(_dumps(value).encode(), digest_size=16, person=b"json").digest()
 
 
-async def now(admin: Admin) -> datetime:
+async def begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
+    """Return the destination, and the database's time before the records are read."""
+    return await admin.destination(name), await _now(admin)
+
+
+async def _now(admin: Admin) -> datetime:
     """Return the database's time, or this machine's if the database has no rows."""
     page = await admin.events(limit=1, windows=1)
     return page.entries[0].seen_at if page.entries else datetime.now(UTC)
@@ -369,14 +367,15 @@ async def gather(
         async for entries in admin.walk(terms.filter()):
             seen += len(entries)
             shadowed = await admin.shadowed(entries)
-            sent = {entry.id for entry in entries if entry.id not in shadowed and _is_sent(entry, begun)}
+            delivered = [one for one in entries if one.status == "delivered" and one.id not in shadowed]
+            sent = {one.id for one in delivered if one.delivered_at is None or one.delivered_at < begun}
             histories.commit((entry, entry.id in sent, terms.covers(entry.created_at)) for entry in entries)
             if has_payloads:
                 await _compare_payloads(admin, histories, entries, terms, done)
             progress(seen)
 
     await with_bar(histories.size() or None, "comparing", walk)
-    return await now(admin)
+    return await _now(admin)
 
 
 async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None:
@@ -389,10 +388,6 @@ async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None
         histories.record(found)
     if not histories.size():
         raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")
-
-
-def _is_sent(entry: Entry, begun: datetime) -> bool:
-    return entry.status == "delivered" and (entry.delivered_at is None or entry.delivered_at < begun)
 
 
 async def _compare_payloads(
@@ -411,7 +406,7 @@ async def _compare_payloads(
             if wanted is None:
                 continue
             done.counts["payloads"] += len(found[entry.id])
-            how = "another payload than the stored one" if wanted else "a payload; the stored one is no JSON"
+            how = "another payload than the stored one" if wanted else "a payload; the stored one is not JSON"
             for place, seen in found[entry.id]:
                 if seen != wanted:
                     done.find("altered", entry.event_id, f"came at {terms.place(place)} with {how}")

@@ -7,11 +7,11 @@ import os
 import warnings
 from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Json, Options, options
+from relaybox.cli.options import Json, Options, flag, options
 from relaybox.cli.output import plain, print_json
 from relaybox.core.settings import (
     DEFAULT_DATABASE,
@@ -65,19 +65,12 @@ to = ["console"]
 """
 
 
-class Shown(NamedTuple):
-    """A setting as written in the file, and its source."""
-
-    text: str
-    source: str
-
-
-Tables: TypeAlias = dict[str, dict[str, Shown]]
+Tables: TypeAlias = dict[str, dict[str, dict[str, str]]]
+"""By table and setting: the ``text`` as written in the file, and its ``source``."""
 
 
 def init(
-    context: typer.Context,
-    force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
+    context: typer.Context, force: Annotated[bool, flag("Overwrite the file.", "--force")] = False
 ) -> None:
     """Write a relaybox.toml to begin with, whose one destination prints events on the terminal."""
     given = options(context)
@@ -90,10 +83,9 @@ def init(
         fix = "relaybox.toml would go before it; --force writes it all the same"
         raise ConfigError(f"pyproject.toml has a [tool.relaybox] table already: {fix}")
     # A JSON string is a TOML string, except that TOML requires DEL to be escaped.
-    quoted = json.dumps(database).replace("\x7f", "\\u007f")
     try:
         with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(TEMPLATE.format(database=quoted))
+            file.write(TEMPLATE.format(database=json.dumps(database).replace("\x7f", "\\u007f")))
     except FileExistsError:
         raise ConfigError(f"{path} exists already; --force overwrites it") from None
     except OSError as error:
@@ -120,15 +112,13 @@ def _new_database(given: str | None) -> str:
 
 def show(
     context: typer.Context,
-    everything: Annotated[bool, typer.Option("--all", help="Show what is left at its default, too.")] = False,
+    everything: Annotated[bool, flag("Show what is left at its default, too.", "--all")] = False,
     as_json: Json = False,
 ) -> None:
     """Show the settings that count, and where each comes from. Secrets are not shown."""
     tables = effective_settings(options(context))
     if as_json:
-        print_json(
-            {table: {name: one._asdict() for name, one in shown.items()} for table, shown in tables.items()}
-        )
+        print_json(tables)
     else:
         _print(tables, everything)
 
@@ -139,10 +129,10 @@ def _print(tables: Tables, everything: bool) -> None:
         shown = {
             name: one
             for name, one in settings.items()
-            if everything or one.source != DEFAULT or name == "database"
+            if everything or one["source"] != DEFAULT or name == "database"
         }
         hidden += len(settings) - len(shown)
-        lines = {plain(f"{name} = {one.text}"): plain(one.source) for name, one in shown.items()}
+        lines = {plain(f"{name} = {one['text']}"): plain(one["source"]) for name, one in shown.items()}
         width = max(map(len, lines), default=0)
         typer.echo(("\n" if number else "") + plain(f"[{table}]"))
         for line, source in lines.items():
@@ -154,7 +144,7 @@ def _print(tables: Tables, everything: bool) -> None:
 def check(context: typer.Context, as_json: Json = False) -> None:
     """Check everything a relay needs: settings, secrets, sinks, handlers, packages, database and tables.
 
-    All that is wrong is told, on standard error, and the status is 2.
+    All that is wrong is reported on standard error, and the status is 2.
     """
     found = _look(options(context))
     ok = all(one["ok"] for one in found)
@@ -180,11 +170,11 @@ def _look(given: Options) -> list[dict[str, Any]]:
     except RelayboxError as error:
         return [found("settings", error, ok=False)]
     all_found = [found("settings", given.sources(outbox), ok=True)]
-    for one in checks(outbox, given):
+    for what, check_one in checks(outbox, given):
         try:
-            all_found.append(found(one.what, one.run(), ok=True))
+            all_found.append(found(what, check_one(), ok=True))
         except RelayboxError as error:
-            all_found.append(found(one.what, error, ok=False))
+            all_found.append(found(what, error, ok=False))
     return all_found
 
 
@@ -208,7 +198,7 @@ def effective_settings(given: Options) -> Tables:
     source = origin if "database" in own else str(sources.get(named, named))
     tables = {"relaybox": {**general, "database": _shown(settings, "database", source)}}
     if given.app:
-        tables["relaybox"]["app"] = Shown(_text("app", given.app), "--app")
+        tables["relaybox"]["app"] = {"text": _text("app", given.app), "source": "--app"}
     for destination in settings.destinations:
         source = file if destination in in_file.destinations else origin
         tables[f"destinations.{destination.name}"] = _destination(destination, outbox, source)
@@ -234,14 +224,14 @@ def _web(settings: Settings, source: str) -> Tables:
     return tables
 
 
-def _shown(of: object, name: str, source: str, default: object = None) -> Shown:
+def _shown(of: object, name: str, source: str, default: object = None) -> dict[str, str]:
     """Return a setting of an object; its source is the default if it equals that of ``default``."""
     value = getattr(of, name)
     is_default = default is not None and value == getattr(default, name)
-    return Shown(_text(name, value), DEFAULT if is_default else source)
+    return {"text": _text(name, value), "source": DEFAULT if is_default else source}
 
 
-def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, Shown]:
+def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, dict[str, str]]:
     from relaybox.cli.application import sink_name
 
     with warnings.catch_warnings():
@@ -251,7 +241,7 @@ def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[
         default = Destination(destination.name, destination.sink, ordered=destination.ordered)
     names = [field.name for field in fields(Destination) if field.name not in ("name", "sink")]
     return {
-        "sink": Shown(json.dumps(sink_name(destination, outbox), ensure_ascii=False), source),
+        "sink": {"text": _text("sink", sink_name(destination, outbox)), "source": source},
         **{name: _shown(destination, name, source, bare if name == "ordered" else default) for name in names},
     }
 

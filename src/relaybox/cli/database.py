@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from relaybox.cli.options import Json, Prefix, Schema, options
+from relaybox.cli.options import Json, Prefix, Schema, flag, options
 from relaybox.core.values import mask_url
 
 if TYPE_CHECKING:
@@ -19,13 +19,8 @@ DIALECT = """Else the configured database's. A MySQL URL may lead to MariaDB as 
 asked; --dialect avoids that."""
 
 
-class Dialect(StrEnum):
-    """The databases that ``--dialect`` accepts."""
-
-    postgresql = "postgresql"
-    mysql = "mysql"
-    mariadb = "mariadb"
-    sqlite = "sqlite"
+Dialect = StrEnum("Dialect", ("postgresql", "mysql", "mariadb", "sqlite"))
+"""The databases that ``--dialect`` accepts."""
 
 
 def migrate(
@@ -53,7 +48,7 @@ def migrate(
 def sql(
     context: typer.Context,
     dialect: Annotated[Dialect | None, typer.Option(help=DIALECT)] = None,
-    grants: Annotated[bool, typer.Option("--grants", help="Print the roles instead.")] = False,
+    grants: Annotated[bool, flag("Print the roles instead.", "--grants")] = False,
     schema: Schema = None,
     prefix: Prefix = None,
 ) -> None:
@@ -62,7 +57,7 @@ def sql(
     from relaybox.database.roles import grants as roles
 
     settings = options(context).settings(schema=schema, prefix=prefix)
-    name: DialectName = dialect.value if dialect else server_dialect(settings.database)
+    name = cast("DialectName", dialect.value) if dialect else server_dialect(settings.database)
     _print_sql((roles if grants else ddl)(name, schema=settings.schema, prefix=settings.prefix))
 
 
@@ -72,7 +67,7 @@ def debezium(
         str | None, typer.Argument(help="One whose sink is debezium:; may be left out where it is the only.")
     ] = None,
     sql: Annotated[
-        bool, typer.Option("--sql", help="Print the role, the publication and the slot it reads instead.")
+        bool, flag("Print the role, the publication and the slot it reads instead.", "--sql")
     ] = False,
 ) -> None:
     """Print the configuration of the Debezium connector that sends a destination's events, as JSON.

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.options import Json, Options, options
-from relaybox.cli.output import plain, print_json
+from relaybox.cli.logs import colours
+from relaybox.cli.options import Json, Options, option, options
+from relaybox.cli.output import answer, plain
 from relaybox.core.settings import ConfigWarning
+from relaybox.core.text import plural
 from relaybox.errors import RelayboxError
 
 if TYPE_CHECKING:
@@ -26,15 +28,11 @@ _INDENT = " " * 9
 
 def doctor(
     context: typer.Context,
-    only: Annotated[
-        list[str] | None, typer.Option("--only", metavar="NAME", help="Only this check; may be repeated.")
-    ] = None,
-    skip: Annotated[
-        list[str] | None, typer.Option("--skip", metavar="NAME", help="Not this check; may be repeated.")
-    ] = None,
+    only: Annotated[list[str] | None, option("NAME", "Only this check; may be repeated.", "--only")] = None,
+    skip: Annotated[list[str] | None, option("NAME", "Not this check; may be repeated.", "--skip")] = None,
     as_json: Json = False,
 ) -> None:
-    """Look for what is wrong: database, tables, rights, sinks, rows, relays. Each finding says what mends it.
+    """Look for what is wrong: database, tables, rights, sinks, rows, relays. Each finding says what fixes it.
 
     Nothing is changed, nothing is sent, and the big table is not scanned. The checks: settings, sinks,
     database, isolation, durability, schema, privileges, listener, clock, transactions, vacuum, destinations,
@@ -45,10 +43,7 @@ def doctor(
     names = (tuple(only or ()), tuple(skip or ()))
     choose(*names)
     report = _examine(options(context), *names)
-    if as_json:
-        print_json({"ok": not report.sick, **asdict(report)})
-    else:
-        _show(report)
+    answer(report, as_json, lambda report: {"ok": not report.sick, **asdict(report)}, _show)
     if report.sick:
         raise typer.Exit(1)
 
@@ -79,8 +74,6 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
 
 
 def _show(report: Report) -> None:
-    from relaybox.cli.logs import colours
-
     coloured = colours(sys.stdout)
     for finding in report.findings:
         level = f"{finding.level:<8} "
@@ -93,14 +86,7 @@ def _show(report: Report) -> None:
         typer.echo()
     for one in report.unseen:
         typer.echo(plain(f"not looked at ({one.check}): {one.reason}"))
-    looked = f"{len(report.checks)} checks" if len(report.checks) != 1 else "1 check"
-    typer.echo(f"{_summary(report)} ({looked})")
-
-
-def _summary(report: Report) -> str:
     levels = [finding.level for finding in report.findings]
-    if not levels:
-        return "nothing found"
     words = {"error": "error", "warning": "warning", "info": "note"}
-    counts = [(levels.count(level), word) for level, word in words.items() if level in levels]
-    return ", ".join(f"{number} {word}{'' if number == 1 else 's'}" for number, word in counts)
+    counts = [plural(levels.count(level), word) for level, word in words.items() if level in levels]
+    typer.echo(f"{', '.join(counts) or 'nothing found'} ({plural(len(report.checks), 'check')})")

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Callable
-from dataclasses import asdict
+from collections.abc import Callable, Sequence
+from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeAlias
 
 import typer
 
-from relaybox.cli.options import Cursor, Json, Limit, bundled, parse_id, run
-from relaybox.cli.output import ago, answer, complain, plain, print_json, print_page, print_table
+from relaybox.cli.options import Cursor, Json, Limit, bundled, option, parse_id, run
+from relaybox.cli.output import answer, complain, documents, plain, print_json, print_page, print_table
 from relaybox.core.commands import command
-from relaybox.core.text import at
+from relaybox.core.text import age, at
 
 if TYPE_CHECKING:
     from uuid import UUID
 
-    from relaybox.operate.admin import Admin, DeadLetters, Detail, Failures
-    from relaybox.operate.why import Reason
+    from relaybox.operate.admin import Admin, Detail, Failures
     from relaybox.stores.ledger import Entry, Filter, Page
 
 INTERVAL = 1.0
@@ -38,7 +36,7 @@ def list_events(
     """List deliveries, newest first."""
     start = None if cursor is None else parse_id(cursor)
     page = run(context, lambda admin: admin.events(filter, limit=limit, cursor=start))
-    answer(page, as_json, page_document, _show_page)
+    answer(page, as_json, lambda page: documents().events(page, page.cursor), _show_page)
 
 
 def show(context: typer.Context, id_: Id, as_json: Json = False) -> None:
@@ -46,7 +44,7 @@ def show(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     wanted = parse_id(id_)
     details = run(context, lambda admin: admin.event(wanted)) or _unknown(wanted, as_json)
     if as_json:
-        print_json([detail_document(detail) for detail in details])
+        print_json(_with_binary(details))
     else:
         typer.echo("\n\n".join(_described(detail, shared=len(details) > 1) for detail in details))
 
@@ -63,7 +61,7 @@ def tail(
 
     def say(entry: Entry) -> None:
         if as_json:
-            print_json(entry_document(entry), compact=True)
+            print_json(documents().made(documents().EventDocument, entry), compact=True)
         else:
             typer.echo(_line(entry))
 
@@ -78,7 +76,7 @@ def why(context: typer.Context, id_: Id, as_json: Json = False) -> None:
     wanted = parse_id(id_)
     reasons = run(context, lambda admin: admin.why(wanted)) or _unknown(wanted, as_json)
     if as_json:
-        print_json([reason_document(reason) for reason in reasons])
+        print_json(documents().reasons(reasons))
         return
     for reason in reasons:
         entry = reason.entry
@@ -88,13 +86,13 @@ def why(context: typer.Context, id_: Id, as_json: Json = False) -> None:
 
 def failures(
     context: typer.Context,
-    destination: Annotated[str | None, typer.Option(metavar="NAME", help="Of this destination.")] = None,
+    destination: Annotated[str | None, option("NAME", "Of this destination.")] = None,
     limit: Limit = 50,
     as_json: Json = False,
 ) -> None:
     """Show failed deliveries by what went wrong; `retry --fingerprint` and `discard` take one of them."""
     found = run(context, lambda admin: admin.failures(destination, limit=limit))
-    answer(found, as_json, failures_document, _show_failures)
+    answer(found, as_json, lambda found: documents().failures(found), _show_failures)
 
 
 def dead_letters(
@@ -103,13 +101,32 @@ def dead_letters(
     """List what destinations gave up and left to their dead-letter destination, newest first, with why."""
     start = None if cursor is None else parse_id(cursor)
     found = run(context, lambda admin: admin.dead_letters(limit, start))
-    answer(found, as_json, dead_letters_document, _show_dead_letters)
+    if as_json:
+        print_json(documents().dead_letters(found, found.cursor))
+        return
+    rows = [
+        [row.entry.id, at(row.entry.created_at), row.origin or "-", row.entry.event_type, row.reason or "-"]
+        for row in found.rows
+    ]
+    headings = ["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"]
+    print_page(headings, rows, range(3), found.cursor, "no dead letter")
 
 
 def _unknown(id_: UUID, as_json: bool) -> NoReturn:
     if as_json:
-        print_json([])
+        print_json({"deliveries": []})
     complain(f"no event and no delivery has the id {id_}; it may have been pruned, or never committed")
+
+
+def _with_binary(details: Sequence[Detail]) -> Any:
+    """Return the document of the API, and with it the binary payloads, which the API hides."""
+    from msgspec import to_builtins
+
+    document = to_builtins(documents().deliveries(details), builtin_types=(datetime,))
+    for shown, detail in zip(document["deliveries"], details, strict=True):
+        if detail.content is not None and (data := detail.content.payload_data) is not None:
+            shown["payload_data"] = base64.b64encode(data).decode()
+    return document
 
 
 async def _follow(admin: Admin, filter: Filter, limit: int | None, say: Callable[[Entry], None]) -> None:
@@ -139,7 +156,7 @@ def _show_page(page: Page) -> None:
     headings = ["DELIVERY", "STATE", "AGE", "DESTINATION", "TYPE", "AGGREGATE"]
     rows = [
         [
-            *(entry.id, entry.state, ago((entry.seen_at - entry.created_at).total_seconds())),
+            *(entry.id, entry.state, age((entry.seen_at - entry.created_at).total_seconds())),
             *(entry.destination, entry.event_type, f"{entry.aggregate_type} {entry.aggregate_id}"),
         ]
         for entry in page.entries
@@ -198,82 +215,10 @@ def _show_failures(found: Failures) -> None:
         [one.fingerprint, f"{one.count:,}", one.destination, at(one.last_at), one.error_class, one.message]
         for one in found.groups
     ]
-    headings = ["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"]
-    print_table(headings, rows, range(4))
+    print_table(["FINGERPRINT", "COUNT", "DESTINATION", "LAST", "CLASS", "MESSAGE"], rows, range(4))
     for group in found.groups:
         if group.message not in group.error:
             typer.echo(plain(f"{group.fingerprint}, delivery {group.example}: {group.error}"))
     if found.capped:
         typer.echo(f"of the newest {found.looked_at:,}; there may be more", err=True)
     typer.echo(f"one of them: {command('retry --fingerprint FINGERPRINT')}, or discard", err=True)
-
-
-def _show_dead_letters(found: DeadLetters) -> None:
-    rows = [
-        [row.entry.id, at(row.entry.created_at), row.origin or "-", row.entry.event_type, row.reason or "-"]
-        for row in found.rows
-    ]
-    headings = ["DELIVERY", "CREATED", "FROM", "TYPE", "REASON"]
-    print_page(headings, rows, range(3), found.cursor, "no dead letter")
-
-
-def page_document(page: Page) -> dict[str, Any]:
-    """Return a page of deliveries for ``--json``."""
-    return {"events": [entry_document(entry) for entry in page.entries], "cursor": page.cursor}
-
-
-def entry_document(entry: Entry) -> dict[str, Any]:
-    """Return a delivery for ``--json``."""
-    return {**asdict(entry), "state": str(entry.state)}
-
-
-def detail_document(detail: Detail) -> dict[str, Any]:
-    """Return a delivery with its payload, headers and failed attempts, for ``--json``."""
-    content = detail.content
-    document = entry_document(detail.entry)
-    if content is not None:
-        data = content.payload_data
-        document |= {
-            "payload": None if content.payload is None else _parsed(content.payload),
-            "payload_data": None if data is None else base64.b64encode(data).decode(),
-            "payload_encoding": content.payload_encoding,
-            "headers": _parsed(content.headers),
-        }
-    return {**document, "failed_attempts": [asdict(attempt) for attempt in detail.attempts]}
-
-
-def _parsed(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return text
-
-
-def reason_document(reason: Reason) -> dict[str, Any]:
-    """Return the reason for a delivery's state, for ``--json``."""
-    entry = reason.entry
-    return {
-        "id": entry.id,
-        "event_id": entry.event_id,
-        "destination": entry.destination,
-        "state": str(entry.state),
-        "why": reason.kind,
-        "text": reason.text,
-        "until": reason.until,
-        "behind": None if reason.behind is None else reason_document(reason.behind),
-    }
-
-
-def failures_document(failures: Failures) -> dict[str, Any]:
-    """Return the groups of failures for ``--json``."""
-    return {
-        "failures": [asdict(group) for group in failures.groups],
-        "looked_at": failures.looked_at,
-        "capped": failures.capped,
-    }
-
-
-def dead_letters_document(letters: DeadLetters) -> dict[str, Any]:
-    """Return a page of dead letters for ``--json``."""
-    rows = [{**entry_document(row.entry), "origin": row.origin, "reason": row.reason} for row in letters.rows]
-    return {"dead_letters": rows, "cursor": letters.cursor}

@@ -18,7 +18,7 @@ from functools import partial
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler
 from io import BytesIO
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from msgspec import json
@@ -53,13 +53,8 @@ STALLED = 45.0
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
 
 
-class Reply(NamedTuple):
-    """The response of a page."""
-
-    status: int
-    content_type: str
-    body: bytes
-
+Reply: TypeAlias = tuple[int, str, bytes]
+"""The response of a page: its status, content type and body."""
 
 Page: TypeAlias = Callable[[], Awaitable[Reply]]
 
@@ -70,9 +65,8 @@ def listen(address: str) -> socket.socket:
     if match is None or int(match["port"]) > 65_535:
         raise ConfigError(f"--listen = {address!r}: write HOST:PORT, such as 127.0.0.1:9464")
     host, port = (match["host"] or LOOPBACK).strip("[]"), int(match["port"])
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family)
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             problem = "another process listens there; choose another port for each relay of a host"
@@ -118,18 +112,18 @@ async def _serve(
         except asyncio.LimitOverrunError:
             head = b""
         request = _Request(head)
-        reply = await _reply(request, pages, local)
+        status, content_type, body = await _reply(request, pages, local)
         lines = [
-            f"HTTP/1.1 {reply.status} {HTTPStatus(reply.status).phrase}",
-            f"content-type: {reply.content_type}",
-            f"content-length: {len(reply.body)}",
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
+            f"content-type: {content_type}",
+            f"content-length: {len(body)}",
             "cache-control: no-store",
             "x-content-type-options: nosniff",
             "connection: close",
-            *(["allow: GET, HEAD"] if reply.status == 405 else []),
+            *(["allow: GET, HEAD"] if status == 405 else []),
         ]
-        body = b"" if request.command == "HEAD" else reply.body
-        writer.write("\r\n".join([*lines, "", ""]).encode() + body)
+        head = "\r\n".join([*lines, "", ""]).encode()
+        writer.write(head if request.command == "HEAD" else head + body)
         async with asyncio.timeout(SLOWEST):
             await writer.drain()
 
@@ -158,7 +152,7 @@ class _Request(BaseHTTPRequestHandler):
 
 async def _reply(request: _Request, pages: Mapping[str, Page], local: bool) -> Reply:
     if not request.is_valid:
-        return _plain(400, "this is no HTTP request")
+        return _plain(400, "this is not an HTTP request")
     if local and not request.names_this_host():
         # DNS rebinding: a foreign page whose name resolves to this host could read the answer.
         return _plain(421, "only names of this host, such as localhost, are answered")
@@ -171,7 +165,7 @@ async def _reply(request: _Request, pages: Mapping[str, Page], local: bool) -> R
 
 
 def _plain(status: int, text: str) -> Reply:
-    return Reply(status, "text/plain; charset=utf-8", f"{text}\n".encode())
+    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
 
 
 class Monitor:
@@ -186,11 +180,7 @@ class Monitor:
         self._health: Latest[Health] = Latest(stale=SILENT)
         self._metrics.registry.register(self._gauges)
         ProcessCollector(registry=self._metrics.registry)
-
-    @property
-    def observers(self) -> list[Observer]:
-        """Return the observers for ``outbox.relay``."""
-        return [self._metrics, self._flow]
+        self.observers: list[Observer] = [self._metrics, self._flow]
 
     async def run(self, listening: socket.socket, relay: Relay) -> None:
         """Run the relay, and serve its pages while it runs."""
@@ -222,21 +212,20 @@ class Monitor:
 
     async def _exposed(self, admin: Admin) -> Reply:
         await self._gauges.refresh(admin)
-        return Reply(200, CONTENT_TYPE, generate_latest(self._metrics.registry))
+        return 200, CONTENT_TYPE, generate_latest(self._metrics.registry)
 
     async def _ready(self, admin: Admin, relay: Relay) -> Reply:
         problems = [problem async for problem in self._problems(admin, relay)]
         # Hide what follows the colon: addresses and texts of other systems, which not everybody may see.
         shown = [asdict(problem) | {"reason": problem.reason.partition(":")[0]} for problem in problems]
         document = {"ready": not problems, "problems": shown}
-        return Reply(503 if problems else 200, "application/json", json.encode(document) + b"\n")
+        return 503 if problems else 200, "application/json", json.encode(document) + b"\n"
 
     async def _problems(self, admin: Admin, relay: Relay) -> AsyncIterator[Problem]:
         health = await self._health.look(lambda: admin.health(STALLED))
         silent = health is None or self._health.age > SILENT
         if silent:
-            since = None if health is None else self._health.age
-            yield Problem(None, "the database has not answered", since)
+            yield Problem(None, "the database has not answered", None if health is None else self._health.age)
         known = health.problems if health else ()
         for problem in known:
             yield problem
@@ -257,4 +246,4 @@ class Monitor:
 
 
 async def _alive() -> Reply:
-    return Reply(200, "application/json", b'{"alive":true}\n')
+    return 200, "application/json", b'{"alive":true}\n'

@@ -7,9 +7,15 @@ import logging
 import os
 import sys
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from enum import StrEnum
+from typing import Annotated, Any, TextIO, TypeAlias
 
-from relaybox.cli.options import LogFormat, LogLevel
+import typer
+
+LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
+LogFormat = StrEnum("LogFormat", ("text", "json"))
+LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
+LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
 
 _DIM, _RESET = "\x1b[2m", "\x1b[0m"
 _COLOURS = {"debug": _DIM, "info": "\x1b[32m", "warning": "\x1b[33m", "error": "\x1b[31m"}
@@ -52,7 +58,9 @@ class JsonFormatter(logging.Formatter):
         return json.dumps(document, ensure_ascii=False, default=str)
 
 
-def configure(level: LogLevel, form: LogFormat, stream: TextIO | None = None) -> logging.Handler:
+def configure(
+    level: LogLevel = LogLevel.warning, form: LogFormat = LogFormat.text, stream: TextIO | None = None
+) -> logging.Handler:
     """Log Relaybox to standard error, and other libraries too unless the root logger has handlers."""
     stream = stream or sys.stderr
     handler = logging.StreamHandler(stream)

@@ -27,47 +27,34 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
-LogFormat = StrEnum("LogFormat", ("text", "json"))
+
+def option(metavar: str, help: str, *names: str, **more: Any) -> Any:
+    """Return an option that takes a value; its name is that of the parameter unless ``names`` are given."""
+    return typer.Option(*names, metavar=metavar, help=help, **more)
 
 
-class Status(StrEnum):
-    """The states that ``--status`` accepts."""
-
-    pending = "pending"
-    due = "due"
-    scheduled = "scheduled"
-    parked = "parked"
-    sending = "sending"
-    processing = "processing"
-    delivered = "delivered"
-    completed = "completed"
-    failed = "failed"
-    discarded = "discarded"
+def flag(help: str, *names: str) -> Any:
+    """Return a flag that has no opposite, as typer would add it to one without ``names``."""
+    return typer.Option(*names, help=help)
 
 
-Schema: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NAME", help="The tables' schema. Else the configuration's.")
-]
+Status = StrEnum(
+    "Status", "pending due scheduled parked sending processing delivered completed failed discarded"
+)
+"""The states that ``--status`` accepts."""
+
+Schema: TypeAlias = Annotated[str | None, option("NAME", "The tables' schema. Else the configuration's.")]
 Prefix: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="TEXT", help="What table names begin with. Else the configuration's.")
+    str | None, option("TEXT", "What table names begin with. Else the configuration's.")
 ]
-Json: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-Yes: TypeAlias = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun: TypeAlias = Annotated[bool, typer.Option("--dry-run", help="Only say how many there are.")]
+Json: TypeAlias = Annotated[bool, flag("Print JSON.", "--json")]
+Yes: TypeAlias = Annotated[bool, flag("Do not ask.", "--yes", "-y")]
+DryRun: TypeAlias = Annotated[bool, flag("Only say how many there are.", "--dry-run")]
 Limit: TypeAlias = Annotated[int, typer.Option(min=1, max=10_000, help="At most so many.")]
-Cursor: TypeAlias = Annotated[str | None, typer.Option(metavar="ID", help="Go on where the last page ended.")]
-Since: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Emitted at or after a time, or 1h: so long ago.")
-]
-Until: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="TIME", help="Emitted before a time, or 1h: so long ago.")
-]
-Rate: TypeAlias = Annotated[
-    float | None, typer.Option(metavar="NUMBER", help="No more than so many deliveries a second.")
-]
-LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
-LogFormatOption: TypeAlias = Annotated[LogFormat, typer.Option(help="Lines, or JSON objects.")]
+Cursor: TypeAlias = Annotated[str | None, option("ID", "Go on where the last page ended.")]
+Since: TypeAlias = Annotated[str | None, option("TIME", "Emitted at or after a time, or 1h: so long ago.")]
+Until: TypeAlias = Annotated[str | None, option("TIME", "Emitted before a time, or 1h: so long ago.")]
+Rate: TypeAlias = Annotated[float | None, option("NUMBER", "No more than so many deliveries a second.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +165,7 @@ def parse_id(text: str) -> UUID:
         return UUID(text)
     except ValueError:
         fix = f"write the UUID of an event or a delivery, as {command('events list')} prints it"
-        raise ConfigError(f"{text!r} is no id: {fix}") from None
+        raise ConfigError(f"{text!r} is not an id: {fix}") from None
 
 
 def moment(text: str | None, setting: str, direction: int = -1) -> datetime | None:
@@ -186,45 +173,32 @@ def moment(text: str | None, setting: str, direction: int = -1) -> datetime | No
     return None if text is None else parse_moment(text, setting, direction)
 
 
-def criteria(
-    status: Annotated[
+CRITERIA: dict[str, Any] = {
+    "status": Annotated[
         Status | None, typer.Option(help="pending is due, scheduled or parked; processing is sending.")
-    ] = None,
-    destination: Annotated[str | None, typer.Option(metavar="NAME", help="Of this destination.")] = None,
-    event_type: Annotated[
-        str | None, typer.Option("--type", metavar="NAME", help="Of this event type.")
-    ] = None,
-    aggregate_type: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of this kind of aggregate.")
-    ] = None,
-    aggregate_id: Annotated[str | None, typer.Option(metavar="ID", help="Of this aggregate.")] = None,
-    key: Annotated[str | None, typer.Option(metavar="TEXT", help="Of this ordering key.")] = None,
-    event: Annotated[str | None, typer.Option(metavar="ID", help="Of this event.")] = None,
-    since: Since = None,
-    until: Until = None,
-    error: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="Whose last error holds this text.")
-    ] = None,
-    fingerprint: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="That failed so, as `failures` names it.")
-    ] = None,
-) -> Filter:
+    ],
+    "destination": Annotated[str | None, option("NAME", "Of this destination.")],
+    "event_type": Annotated[str | None, option("NAME", "Of this event type.", "--type")],
+    "aggregate_type": Annotated[str | None, option("NAME", "Of this kind of aggregate.")],
+    "aggregate_id": Annotated[str | None, option("ID", "Of this aggregate.")],
+    "ordering_key": Annotated[str | None, option("TEXT", "Of this ordering key.", "--key")],
+    "event_id": Annotated[str | None, option("ID", "Of this event.", "--event")],
+    "since": Since,
+    "until": Until,
+    "error": Annotated[str | None, option("TEXT", "Whose last error holds this text.")],
+    "fingerprint": Annotated[str | None, option("TEXT", "That failed so, as `failures` names it.")],
+}
+"""The options that describe a filter, by its fields."""
+
+
+def criteria(**given: Any) -> Filter:
     """Return the filter that these options describe."""
     from relaybox.stores.ledger import Filter
 
-    return Filter(
-        status=None if status is None else status.value,
-        destination=destination,
-        event_type=event_type,
-        aggregate_type=aggregate_type,
-        aggregate_id=aggregate_id,
-        ordering_key=key,
-        event_id=None if event is None else parse_id(event),
-        since=moment(since, "--since"),
-        until=moment(until, "--until"),
-        error=error,
-        fingerprint=fingerprint,
-    )
+    status, event_id = given["status"], given["event_id"]
+    given["status"] = None if status is None else status.value
+    given["event_id"] = None if event_id is None else parse_id(event_id)
+    return Filter(**given | {name: moment(given[name], f"--{name}") for name in ("since", "until")})
 
 
 @dataclass(frozen=True, slots=True)
@@ -261,9 +235,11 @@ def bundled(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(of: Callable[..., Any]) -> list[inspect.Parameter]:
-    hints = get_type_hints(of, include_extras=True, localns={"Filter": Any})
+    keyword = inspect.Parameter.KEYWORD_ONLY
+    if of is criteria:
+        return [
+            inspect.Parameter(name, keyword, default=None, annotation=CRITERIA[name]) for name in CRITERIA
+        ]
+    hints = get_type_hints(of, include_extras=True)
     found = inspect.signature(of).parameters
-    return [
-        one.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name])
-        for name, one in found.items()
-    ]
+    return [one.replace(kind=keyword, annotation=hints[name]) for name, one in found.items()]

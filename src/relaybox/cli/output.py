@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
 from typing import Any, NoReturn, TypeVar
 
 import typer
 
-from relaybox.core.text import largest
 from relaybox.errors import ConfigError
 
 T = TypeVar("T")
@@ -53,25 +50,21 @@ def tell(as_json: bool, document: Any, text: str) -> None:
         typer.echo(text)
 
 
+def documents() -> Any:
+    """Return the module that makes the documents of ``--json``; it is imported only when one is needed."""
+    from relaybox.operate import documents
+
+    return documents
+
+
 def print_json(document: Any, *, compact: bool = False) -> None:
-    """Print a document as JSON; it may contain UUIDs and datetimes."""
-    typer.echo(json.dumps(document, ensure_ascii=False, indent=None if compact else 2, default=in_json))
-
-
-def in_json(value: Any) -> str:
-    """Return a UUID or a datetime as a string for JSON."""
-    return value.astimezone(UTC).isoformat() if isinstance(value, datetime) else str(value)
+    """Print a document as JSON."""
+    typer.echo(documents().to_json(document, ensure_ascii=False, indent=None if compact else 2))
 
 
 def plain(text: object) -> str:
     """Replace unprintable characters, so that the text cannot control the terminal."""
     return "".join(character if character.isprintable() else "�" for character in str(text))
-
-
-def ago(seconds: float) -> str:
-    """Return seconds in their largest unit, such as ``5m``."""
-    count, unit = largest(seconds)
-    return f"{count}{unit[0]}"
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar
 from uuid import UUID
 
 import typer
+from rich.console import Console
 
 from relaybox.operate.observers.count import Counter
 from relaybox.stores.store import Settlement
@@ -29,8 +30,6 @@ _CLEAR = "\r\x1b[K"
 
 async def with_bar(total: int | None, label: str, work: Callable[[Callable[[int], None]], Awaitable[T]]) -> T:
     """Run ``work`` with a bar on a terminal; it calls its argument with the number done so far."""
-    from rich.console import Console
-
     console = Console(stderr=True)
     if not console.is_terminal:
         return await work(lambda count: None)
@@ -43,7 +42,6 @@ async def with_bar(total: int | None, label: str, work: Callable[[Callable[[int]
 
 def reading_bar(stream: BinaryIO) -> Any:
     """Return a context manager of the stream that shows on a terminal how much is read."""
-    from rich.console import Console
     from rich.progress import wrap_file
 
     console = Console(stderr=True)
@@ -90,11 +88,9 @@ class DrainProgress(Counter):
 @contextmanager
 def backfill_progress() -> Iterator[Callable[[Progress], None]]:
     """Yield a callback that shows the progress of a backfill."""
-    from rich.console import Console
-
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield _BackfillLines()
+        yield _backfill_lines()
         return
     from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Bars
@@ -112,21 +108,20 @@ def backfill_progress() -> Iterator[Callable[[Progress], None]]:
         yield update
 
 
-class _BackfillLines:
-    """Write a line every ``LINE_SECONDS``, and when the backfill starts to wait."""
+def _backfill_lines() -> Callable[[Progress], None]:
+    """Return a callback that writes a line every ``LINE_SECONDS``, and when the backfill starts to wait."""
+    written_at, waited = time.monotonic(), False
 
-    def __init__(self) -> None:
-        self._written_at = time.monotonic()
-        self._waited = False
-
-    def __call__(self, progress: Progress) -> None:
-        waits = progress.waiting is not None
-        now = time.monotonic()
-        if now - self._written_at < LINE_SECONDS and not (waits and not self._waited):
+    def write(progress: Progress) -> None:
+        nonlocal written_at, waited
+        now, waits = time.monotonic(), progress.waiting is not None
+        if now - written_at < LINE_SECONDS and (waited or not waits):
             return
-        self._written_at, self._waited = now, waits
+        written_at, waited = now, waits
         total = "" if progress.total is None else f" of about {progress.total:,}"
         typer.echo(f"{_backfill_state(progress)}: {progress.done + progress.skipped:,}{total}", err=True)
+
+    return write
 
 
 def _backfill_state(progress: Progress) -> str:

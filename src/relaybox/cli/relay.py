@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
-from relaybox.cli.options import Json, LogFormat, LogFormatOption, LogLevel, LogLevelOption, Options, options
+from relaybox.cli.logs import LogFormat, LogFormatOption, LogLevel, LogLevelOption, configure
+from relaybox.cli.options import Json, Options, flag, option, options
 from relaybox.cli.output import answer, plain, print_json, print_table
 from relaybox.core.values import mask_url, parse_duration
 from relaybox.errors import ConfigError
@@ -18,22 +19,20 @@ if TYPE_CHECKING:
     from relaybox.outbox import Outbox
     from relaybox.relay.relay import Relay
 
-Patience = Annotated[
-    str, typer.Option(metavar="DURATION", help="How long to wait for what is being sent, when it stops.")
-]
+Patience = Annotated[str, option("DURATION", "How long to wait for what is being sent, when it stops.")]
 
 
 def relay(
     context: typer.Context,
     once: Annotated[
-        bool, typer.Option("--once", help="One round: claim, send and settle a batch of each, then leave.")
+        bool, flag("One round: claim, send and settle a batch of each, then leave.", "--once")
     ] = False,
     patience: Patience = "30s",
     listen: Annotated[
         str | None,
-        typer.Option(
-            metavar="[HOST:]PORT",
-            help="Serve /metrics, /livez and /readyz there, on the loopback unless HOST says otherwise.",
+        option(
+            "[HOST:]PORT",
+            "Serve /metrics, /livez and /readyz there, on the loopback unless HOST says otherwise.",
         ),
     ] = None,
     log_level: LogLevelOption = LogLevel.info,
@@ -45,7 +44,6 @@ def relay(
     sent, and the status is 0; a second leaves at once, and the status is 130 or 143. The log goes to
     standard error.
     """
-    from relaybox.cli import logs
     from relaybox.cli.application import check_all
     from relaybox.cli.signals import run_relay
 
@@ -59,7 +57,7 @@ def relay(
 
         # Fail before the relay starts.
         monitor, listening = Monitor(outbox), bind(listen)
-    logs.configure(log_level, log_format)
+    configure(log_level, log_format)
     started = outbox.relay(patience=seconds, observers=() if listen is None else monitor.observers)
     _log_start(outbox, started)
     if listen is not None:
@@ -103,7 +101,7 @@ class Drained(NamedTuple):
 def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
     """Deliver what is due now, then leave: for cron, deployments and tests.
 
-    What failed and is to be tried again later stays for later. Failures are told on standard error.
+    What failed and is to be tried again later stays for later. Failures are reported on standard error.
     """
     drained = run_drain(options(context), patience)
     answer(drained, as_json, drained_document, show_drained)
@@ -113,7 +111,6 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
 
 def run_drain(given: Options, patience: str) -> Drained:
     """Make deliveries due that wait without a reason, then deliver all that are due."""
-    from relaybox.cli import logs
     from relaybox.cli.application import check_all
     from relaybox.cli.progress import DrainProgress
     from relaybox.cli.signals import run_relay
@@ -121,7 +118,7 @@ def run_drain(given: Options, patience: str) -> Drained:
     seconds = parse_duration(patience, "--patience")
     outbox = check_all(given)
     progress = DrainProgress()
-    logs.configure(LogLevel.warning, LogFormat.text).addFilter(progress.make_room)
+    configure().addFilter(progress.make_room)
     relay = outbox.relay(patience=seconds, observers=[progress])
     _, stopped = run_relay(relay, lambda: relay.drain(sweep=True), seconds)
     return Drained(progress, [one.name for one in outbox.settings.destinations], stopped)
@@ -190,14 +187,11 @@ def show_removed(removed: dict[str, int | None], as_json: bool) -> None:
 def web(
     context: typer.Context,
     host: Annotated[
-        str | None,
-        typer.Option(metavar="ADDRESS", help="Where to listen. Else the [web] table's: 127.0.0.1."),
+        str | None, option("ADDRESS", "Where to listen. Else the [web] table's: 127.0.0.1.")
     ] = None,
-    port: Annotated[
-        int | None, typer.Option(metavar="PORT", help="0 takes a free one. Else the [web] table's: 8811.")
-    ] = None,
+    port: Annotated[int | None, option("PORT", "0 takes a free one. Else the [web] table's: 8811.")] = None,
     require_users: Annotated[
-        bool, typer.Option("--require-users", help="Refuse to start without users: behind any proxy.")
+        bool, flag("Refuse to start without users: behind any proxy.", "--require-users")
     ] = False,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
@@ -207,7 +201,6 @@ def web(
     Without users in the [web] table it serves this host alone, and refuses to listen elsewhere. Its address
     is printed; the log goes to standard error.
     """
-    from relaybox.cli import logs
     from relaybox.cli.application import check_tables
     from relaybox.cli.web_server import listen, serve
     from relaybox.web import dashboard
@@ -218,7 +211,7 @@ def web(
     served = dashboard(outbox, **flags)
     served.settings.check_binding(require_users=require_users)
     check_tables(outbox.settings, given)
-    logs.configure(log_level, log_format)
+    configure(log_level, log_format)
     listener = listen(served.settings.host, served.settings.port)
     # A browser cannot open a wildcard address: print the loopback instead.
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(served.settings.host, served.settings.host)

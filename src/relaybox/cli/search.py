@@ -5,14 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import time
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import asdict, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, TypeVar
 
 import typer
 
-from relaybox.cli.options import Json, LogFormat, LogLevel, Yes, actor, options
+from relaybox.cli.logs import configure
+from relaybox.cli.options import Json, Yes, actor, flag, option, options
 from relaybox.cli.output import complain, confirm, note, plain, print_json, tell
 from relaybox.core.commands import command
 from relaybox.core.values import parse_duration, parse_rate
@@ -20,7 +21,7 @@ from relaybox.errors import ConfigError, RelayboxError, UnknownDestination
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
-    from relaybox.search.results import Backfilled, Difference, Reconciled, Reindexed
+    from relaybox.search.results import Backfilled, Reconciled, Reindexed
 
 T = TypeVar("T")
 
@@ -52,15 +53,12 @@ MEANINGS = {
 ALWAYS = ("documents", "matched", "missing", "stale", "orphaned")
 
 Destination: TypeAlias = Annotated[
-    str, typer.Option("--destination", metavar="NAME", help="A destination that is a search index.")
+    str, option("NAME", "A destination that is a search index.", "--destination")
 ]
 Index: TypeAlias = Annotated[
-    str | None,
-    typer.Option("--index", metavar="NAME", help="Which index, where the destination has several."),
+    str | None, option("NAME", "Which index, where the destination has several.", "--index")
 ]
-Rate: TypeAlias = Annotated[
-    str | None, typer.Option(metavar="NUMBER[/s]", help="No more than so many documents a second.")
-]
+Rate: TypeAlias = Annotated[str | None, option("NUMBER[/s]", "No more than so many documents a second.")]
 Batch: TypeAlias = Annotated[int, typer.Option(min=1, help="Documents in one transaction.")]
 SOURCE: Any = typer.Option(
     "--source", metavar="MODULE:NAME", help="A Source, select, QuerySet, iterable, or a function of one."
@@ -69,10 +67,8 @@ SOURCE: Any = typer.Option(
 
 def backfill(
     context: typer.Context,
-    destination: Annotated[str, typer.Option(metavar="NAME", help="Where the events go, and nowhere else.")],
-    source: Annotated[
-        str, typer.Option(metavar="MODULE:NAME", help="A Source, a select, a QuerySet, an iterable.")
-    ],
+    destination: Annotated[str, option("NAME", "Where the events go, and nowhere else.")],
+    source: Annotated[str, option("MODULE:NAME", "A Source, a select, a QuerySet, an iterable.")],
     rate: Rate = None,
     batch: Batch = 500,
     max_pending: Annotated[
@@ -80,8 +76,8 @@ def backfill(
     ] = 10_000,
     aggregate_type: Annotated[str | None, typer.Option(help="Instead of the source's.")] = None,
     event_type: Annotated[str | None, typer.Option(help="Instead of the source's.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count, and try the first page.")] = False,
-    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, not where one was left.")] = False,
+    dry_run: Annotated[bool, flag("Only count, and try the first page.", "--dry-run")] = False,
+    restart: Annotated[bool, flag("Begin at the first document again.", "--restart")] = False,
     as_json: Json = False,
 ) -> None:
     """Emit an event of every document that there is, to one destination, beside the live ones.
@@ -89,7 +85,6 @@ def backfill(
     One that was interrupted goes on where it was: run the same command again. Documents that cannot be events
     are passed over and named, and the status is 1.
     """
-    from relaybox.cli import logs
     from relaybox.cli.application import check_tables
     from relaybox.cli.progress import backfill_progress
     from relaybox.cli.signals import stop_requested
@@ -104,7 +99,7 @@ def backfill(
     own_types: Any = {field: value for field, value in types.items() if value is not None}
     documents = replace(load_source(source), **own_types)
     check_tables(outbox.settings, given)
-    logs.configure(LogLevel.warning, LogFormat.text)
+    configure()
 
     async def work() -> Backfilled:
         with stop_requested() as stop, backfill_progress() as progress:
@@ -118,7 +113,7 @@ def backfill(
         _show_backfilled(destination, done, dry_run)
     _note_refused(done)
     if done.stopped:
-        complain(f"stopped after {_count(done)}; the same command goes on from there, --restart begins anew")
+        complain(f"stopped after {_count(done)}; the same command goes on from there, --restart begins again")
     if done.refused:
         raise typer.Exit(1)
 
@@ -151,7 +146,7 @@ def _show_backfilled(destination: str, done: Backfilled, dry_run: bool) -> None:
     else:
         rest = max(0, total - done.done - done.skipped)
         would = f"would emit {rest:,} of {total:,} documents to {destination}: goes on {_from(done)}"
-        typer.echo(f"{would}, where one was interrupted; --restart begins anew")
+        typer.echo(f"{would}, where one was interrupted; --restart begins again")
     if (call := done.example) is not None:
         typer.echo(plain(f"first: {call.event_type} of {call.aggregate_type} {call.aggregate_id}"))
         if (payload := _payload(done)) is not None:
@@ -199,28 +194,24 @@ def reindex(
     source: Annotated[str | None, SOURCE] = None,
     index: Index = None,
     like: Annotated[
-        str | None,
-        typer.Option(metavar="NAME", help="An index whose settings the new one gets; else those of the old."),
+        str | None, option("NAME", "An index whose settings the new one gets; else those of the old.")
     ] = None,
     rate: Rate = None,
     batch: Batch = 500,
-    patience: Annotated[
-        str, typer.Option(metavar="DURATION", help="Give up when nothing has arrived for so long.")
-    ] = "10m",
+    patience: Annotated[str, option("DURATION", "Give up when nothing has arrived for so long.")] = "10m",
     every: Annotated[
-        str | None,
-        typer.Option(metavar="DURATION", help="Do it again and again, so long after each beginning."),
+        str | None, option("DURATION", "Do it again and again, so long after each beginning.")
     ] = None,
     abort: Annotated[
-        bool, typer.Option("--abort", help="Only end the one that runs, and clear away what it leaves.")
+        bool, flag("Only end the one that runs, and clear away what it leaves.", "--abort")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be built, or with --abort cleared away.")
+        bool, flag("Only say what would be built, or with --abort cleared away.", "--dry-run")
     ] = False,
     yes: Yes = False,
     as_json: Json = False,
 ) -> None:
-    """Build a search index anew beside the one that serves, and let it take its place when it is complete.
+    """Build a new search index beside the one that serves, and let it take its place when it is complete.
 
     A relay has to run. Whatever fails, the old index goes on serving.
     """
@@ -306,14 +297,12 @@ def reconcile(
     source: Annotated[str, SOURCE],
     index: Index = None,
     repair: Annotated[
-        bool, typer.Option("--repair", help="Emit an event for each difference, through the outbox.")
+        bool, flag("Emit an event for each difference, through the outbox.", "--repair")
     ] = False,
     rate: Rate = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="With --repair: only say how many there are.")
-    ] = False,
+    dry_run: Annotated[bool, flag("With --repair: only say how many there are.", "--dry-run")] = False,
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Also where the source is empty: delete all of the index.")
+        bool, flag("Also where the source is empty: delete all of the index.", "--yes", "-y")
     ] = False,
     limit: Annotated[
         int, typer.Option("--limit-report", min=0, help="Show at most so many differences of each kind.")
@@ -322,8 +311,8 @@ def reconcile(
 ) -> None:
     """Compare a search index with the database, document by document.
 
-    Documents whose events are under way are told apart, and no difference counts that is gone at a second
-    look, so that it can run beside live traffic.
+    Documents whose events are under way are counted apart, and a difference counts only if a second look
+    finds it too, so that it can run beside live traffic.
     """
     from relaybox.cli.application import open_outbox
     from relaybox.cli.progress import with_bar
@@ -333,20 +322,10 @@ def reconcile(
 
     outbox = open_outbox(options(context))
     documents = load_source(source)
-    how: dict[str, Any] = {
-        "index": index,
-        "repair": repair,
-        "allow_empty": yes,
-        "dry_run": dry_run,
-        "rate": _parse_rate(rate),
-        "examples": limit,
-        "actor": actor(),
-    }
-
-    def compare(progress: Callable[[int], None]) -> Awaitable[Reconciled]:
-        return areconcile(outbox, destination, documents, progress=progress, **how)
-
-    result = run_interruptible(lambda: with_bar(None, "compare", compare))
+    how: dict[str, Any] = {"index": index, "repair": repair, "allow_empty": yes, "dry_run": dry_run}
+    how |= {"rate": _parse_rate(rate), "examples": limit, "actor": actor()}
+    compare = partial(areconcile, outbox, destination, documents, **how)
+    result = run_interruptible(lambda: with_bar(None, "compare", lambda done: compare(progress=done)))
     if as_json:
         print_json({**result.figures(), "examples": [asdict(one) for one in result.examples]})
     else:
@@ -363,7 +342,11 @@ def _show_reconciled(result: Reconciled) -> None:
         if name in ALWAYS or figures[name]:
             typer.echo(f"{figures[name]:>12,} {name.replace('_', ' '):<10} {meaning}")
     for one in result.examples:
-        typer.echo(plain(_described(one)))
+        parts = [f"{one.kind} {one.id}", ", ".join(one.fields) or None, one.refused]
+        text = ": ".join(part for part in parts if part is not None)
+        if one.failed is not None:
+            text += f"; its event failed: see {command(f'why {one.failed}')}"
+        typer.echo(plain(text))
     if result.blocked:
         # Name the id only if there is just one.
         failed = {one.failed for one in result.examples if one.blocked}
@@ -372,9 +355,3 @@ def _show_reconciled(result: Reconciled) -> None:
     if not result.compared:
         typer.echo("nothing could be compared: all that differs is under way; does a relay run?")
     typer.echo(f"{result.destination} consistency {result.consistency:.2f} %")
-
-
-def _described(one: Difference) -> str:
-    parts = [f"{one.kind} {one.id}", ", ".join(one.fields) or None, one.refused]
-    text = ": ".join(part for part in parts if part is not None)
-    return text if one.failed is None else f"{text}; its event failed: see {command(f'why {one.failed}')}"

@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from relaybox.cli.options import Json, actor, options, run
-from relaybox.cli.output import ago, answer, plain, print_table
+from relaybox.cli.options import Json, actor, flag, option, options, run
+from relaybox.cli.output import answer, documents, plain, print_table
 from relaybox.core.commands import Program, command
-from relaybox.core.text import at
+from relaybox.core.text import age, at
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
-from relaybox.operate.documents import counted, counts_document, place_document
 
 if TYPE_CHECKING:
+    from relaybox.core.settings import Destination
     from relaybox.operate.admin import Admin, DestinationStats, Stats
     from relaybox.stores.ledger import Counts
 
@@ -34,7 +33,11 @@ WIDE = 110
 
 def status(context: typer.Context, as_json: Json = False) -> None:
     """Show how many deliveries wait, are sent and failed, for each destination, and what holds it up."""
-    answer(run(context, lambda admin: admin.stats()), as_json, stats_document, _show)
+
+    async def ask(admin: Admin) -> tuple[Stats, Mapping[str, Destination]]:
+        return await admin.stats(), await admin.destinations()
+
+    answer(run(context, ask), as_json, lambda found: documents().stats(*found), lambda found: _show(found[0]))
 
 
 def _show(stats: Stats) -> None:
@@ -58,11 +61,11 @@ def shown_name(one: DestinationStats) -> str:
 
 def oldest(counts: Counts) -> str:
     """Return the age of the delivery that has waited longest."""
-    return "-" if counts.oldest_seconds is None else ago(counts.oldest_seconds)
+    return "-" if counts.oldest_seconds is None else age(counts.oldest_seconds)
 
 
 def _cells(counts: Counts) -> list[str]:
-    return [*(counted(counts, name) for name in COUNTS), oldest(counts)]
+    return [*(documents().counted(counts, name) for name in COUNTS), oldest(counts)]
 
 
 def _in_one_word(one: DestinationStats) -> str:
@@ -84,9 +87,10 @@ def _notes(one: DestinationStats) -> Iterator[str]:
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         verb = "waits" if one.counts.scheduled == 1 else "wait"
-        yield f"{counted(one.counts, 'scheduled')} {verb} for a later attempt (the next one: {error})"
+        waiting = documents().counted(one.counts, "scheduled")
+        yield f"{waiting} {verb} for a later attempt (the next one: {error})"
     if one.overdue and one.timeout is not None:
-        yield f"sending for {ago(one.counts.sending_seconds or 0.0)}: {overdue(one.timeout)}"
+        yield f"sending for {age(one.counts.sending_seconds or 0.0)}: {overdue(one.timeout)}"
     if one.handed_over:
         yield (
             "handed to Debezium's reader of the log: written to the WAL with the transaction, "
@@ -110,35 +114,14 @@ def _relays(stats: Stats) -> str:
     if not stats.relays:
         return f"no relay runs now: start one with {command('relay')}"
     last = stats.relays[0]
-    silence = ago((last.seen_at - last.last_seen_at).total_seconds())
+    silence = age((last.seen_at - last.last_seen_at).total_seconds())
     return plain(f"no relay is running: {last.name} was seen {silence} ago")
-
-
-def stats_document(stats: Stats) -> dict[str, Any]:
-    """Return the counts, destinations and relays for ``--json``."""
-    return {
-        **counts_document(stats.total),
-        "destinations": [_destination(one) for one in stats.destinations],
-        "relays": [asdict(relay) for relay in stats.relays],
-    }
-
-
-def _destination(one: DestinationStats) -> dict[str, Any]:
-    about = {"name": one.name, "configured": one.configured, "handed_over": one.handed_over}
-    return {
-        **about,
-        **counts_document(one.counts),
-        "retrying": one.counts.retrying,
-        **place_document(one.place),
-    }
 
 
 def top(
     context: typer.Context,
-    interval: Annotated[
-        str, typer.Option(metavar="DURATION", help="How long to wait between two looks.")
-    ] = "2s",
-    once: Annotated[bool, typer.Option("--once", help="Print one frame and leave.")] = False,
+    interval: Annotated[str, option("DURATION", "How long to wait between two looks.")] = "2s",
+    once: Annotated[bool, flag("Print one frame and leave.", "--once")] = False,
 ) -> None:
     """Watch rates, backlogs, lag, circuits, relays and the newest failures in the terminal.
 

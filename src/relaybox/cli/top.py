@@ -18,9 +18,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from relaybox.cli.output import ago, plain
+from relaybox.cli.output import plain
 from relaybox.cli.signals import on_signals
 from relaybox.cli.status import oldest, shown_name
+from relaybox.core.text import age, plural, short_lag
 from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
 from relaybox.operate.documents import counted
@@ -156,33 +157,30 @@ def _lag(series: Series | None) -> str:
     """Return p50 and p99 of the last minute that has deliveries."""
     for point in reversed(series.points if series else ()):
         if point.p50 is not None and point.p99 is not None:
-            return f"{_span(point.p50)} / {_span(point.p99)}"
+            return f"{short_lag(point.p50)} / {short_lag(point.p99)}"
     return "-"
 
 
-def _span(seconds: float) -> str:
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    return f"{seconds:.1f}s" if seconds < 60 else ago(seconds)
-
-
-COLUMNS = {
-    "DESTINATION": 0,
-    "STATE": 0,
-    "WAITING": 0,
-    "SENDING": 70,
-    "FAILED": 40,
-    "RATE": 52,
-    "OLDEST": 60,
-    "LAG P50 / P99": 90,
-    "LAST 30 MIN": 110,
+COLUMNS: dict[str, tuple[int, Callable[[DestinationStats, Series | None, datetime], str]]] = {
+    "DESTINATION": (0, lambda one, *_: shown_name(one)),
+    "STATE": (0, lambda one, *_: one.state),
+    "WAITING": (0, lambda one, *_: counted(one.counts, *WAITING)),
+    "SENDING": (70, lambda one, *_: f"{one.counts.sending:,}"),
+    "FAILED": (40, lambda one, *_: counted(one.counts, "failed")),
+    "RATE": (52, lambda _, series, now: _rate(series, now)),
+    "OLDEST": (60, lambda one, *_: oldest(one.counts)),
+    "LAG P50 / P99": (90, lambda _, series, now: _lag(series)),
+    "LAST 30 MIN": (
+        110,
+        lambda _, series, now: spark([point.delivered for point in series.points] if series else []),
+    ),
 }
-"""The columns, and the least width of the terminal at which each is shown."""
+"""The columns: the least width of the terminal at which each is shown, and the text of its cells."""
 
 
 def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold", width=width)
-    shown = [heading for heading, least in COLUMNS.items() if width >= least]
+    shown = {heading: cell for heading, (least, cell) in COLUMNS.items() if width >= least}
     for heading in shown:
         table.add_column(
             heading,
@@ -194,10 +192,9 @@ def _table(view: View, frame: Frame, width: int, room: int | None) -> Table:
     rows = view.destinations()
     chosen = next((at for at, one in enumerate(rows) if one.name == view.selected), 0)
     for one in _window(rows, chosen, room):
-        cells = dict(zip(COLUMNS, _cells(one, frame), strict=True))
-        colour = STYLES.get(one.state, "red")
-        style = "reverse" if view.keys and one.name == view.selected else colour
-        table.add_row(*(Text(plain(cells[heading])) for heading in shown), style=style)
+        style = "reverse" if view.keys and one.name == view.selected else STYLES.get(one.state, "red")
+        cells = (cell(one, frame.rates.get(one.name), frame.at) for cell in shown.values())
+        table.add_row(*(Text(plain(cell)) for cell in cells), style=style)
     return table
 
 
@@ -209,30 +206,15 @@ def _window(rows: Sequence[DestinationStats], chosen: int, room: int | None) -> 
     return rows[start : start + max(room, 1)]
 
 
-def _cells(one: DestinationStats, frame: Frame) -> list[str]:
-    series = frame.rates.get(one.name)
-    return [
-        shown_name(one),
-        one.state,
-        counted(one.counts, *WAITING),
-        f"{one.counts.sending:,}",
-        counted(one.counts, "failed"),
-        _rate(series, frame.at),
-        oldest(one.counts),
-        _lag(series),
-        spark([point.delivered for point in series.points]) if series else "",
-    ]
-
-
 def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:
     alive = [relay for relay in relays if is_alive(relay)]
     if not alive:
         yield _line("no relay runs", "bold red", width)
         return
-    yield _line(f"{len(alive)} relay{'' if len(alive) == 1 else 's'}", "bold", width)
+    yield _line(plural(len(alive), "relay"), "bold", width)
     for relay in alive[:RELAYS]:
         leads = relay.leads_until is not None and relay.leads_until > relay.seen_at
-        up = ago((relay.seen_at - relay.started_at).total_seconds())
+        up = age((relay.seen_at - relay.started_at).total_seconds())
         yield _line(f"  {relay.name}  {relay.version}  up {up}{'  leads' if leads else ''}", "", width)
     if len(alive) > RELAYS:
         yield _line(f"  and {len(alive) - RELAYS} more", "dim", width)
@@ -243,9 +225,9 @@ def _failures(frame: Frame, width: int) -> Iterator[Text]:
         return
     yield _line("newest failures", "bold", width)
     for entry in frame.failures:
-        age = ago((entry.seen_at - entry.updated_at).total_seconds())
+        since = age((entry.seen_at - entry.updated_at).total_seconds())
         error = " ".join((entry.error_message or "no error on record").split())
-        yield _line(f"  {age:>4} {entry.destination}  {entry.event_type}  {error}", "", width)
+        yield _line(f"  {since:>4} {entry.destination}  {entry.event_type}  {error}", "", width)
 
 
 class LiveScreen:

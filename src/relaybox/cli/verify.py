@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from relaybox.cli.options import Json, Since, Until, moment, run
-from relaybox.cli.output import note, plain, print_json
+from relaybox.cli.options import Json, Since, Until, flag, moment, option, run
+from relaybox.cli.output import answer, note, plain
 from relaybox.core.text import plural
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.cli.comparison import Comparison, Difference, Histories, Terms
-    from relaybox.core.settings import Destination
-    from relaybox.operate.admin import Admin
+    from relaybox.cli.comparison import Comparison, Difference, Terms
 
 EXIT_STATUS = """Exit status: 0 nothing is amiss; 1 something is lost, a phantom, out of order or altered
 (with --strict: or a duplicate), or nothing was compared; 2 wrong usage, a wrong setting, a line that cannot
@@ -54,12 +52,11 @@ def verify(
         ),
     ] = None,
     inbox: Annotated[
-        str | None,
-        typer.Option(metavar="CONSUMER", help="Instead of a file: what this consumer has in inbox_message."),
+        str | None, option("CONSUMER", "Instead of a file: what this consumer has in inbox_message.")
     ] = None,
     since: Since = None,
     until: Until = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Duplicates count as differences.")] = False,
+    strict: Annotated[bool, flag("Duplicates count as differences.", "--strict")] = False,
     limit: Annotated[int, typer.Option(min=0, help="Show at most so many of each kind.")] = 20,
     as_json: Json = False,
 ) -> None:
@@ -67,52 +64,33 @@ def verify(
 
     RECORDED has one delivery a line, in order of arrival. Payloads are compared as JSON values.
     """
-    from relaybox.cli.comparison import EPOCH, MARGIN, Comparison, Terms, compare, gather, open_histories
+    from relaybox.cli import comparison
 
     if (recorded is None) == (inbox is None):
         raise ConfigError("say what was recorded: a file, or - for standard input, or --inbox CONSUMER")
     first, last = moment(since, "--since"), moment(until, "--until")
-    configured, now = run(context, lambda admin: _begin(admin, destination))
+    configured, now = run(context, lambda admin: comparison.begin(admin, destination))
     on_failed = "skip" if configured and configured.on_failed == "skip" else "block"
 
     def place(number: int) -> str:
         if inbox is None:
             return f"line {number}"
-        return (EPOCH + timedelta(microseconds=number)).isoformat()
+        return (comparison.EPOCH + timedelta(microseconds=number)).isoformat()
 
-    terms = Terms(destination, on_failed, first, last, place)
-    done = Comparison(limit, strict)
-    with open_histories() as histories:
+    terms = comparison.Terms(destination, on_failed, first, last, place)
+    done = comparison.Comparison(limit, strict)
+    with comparison.open_histories() as histories:
         if recorded is not None:
-            _read(recorded, histories)
-        end = run(context, lambda admin: gather(admin, inbox, histories, terms, now, done))
+            comparison.read(recorded, histories)
+        end = run(context, lambda admin: comparison.gather(admin, inbox, histories, terms, now, done))
         if configured is not None:
             # An emitter's clock may be ahead, so a pruned event may look younger than it was.
-            kept_since = end - timedelta(seconds=configured.retention) + MARGIN
+            kept_since = end - timedelta(seconds=configured.retention) + comparison.MARGIN
             terms = replace(terms, kept_since=kept_since)
-        compare(histories, terms, done)
-    if as_json:
-        print_json(_document(done, terms))
-    else:
-        _tell(done, terms)
+        comparison.compare(histories, terms, done)
+    answer(done, as_json, lambda done: _document(done, terms), lambda done: _tell(done, terms))
     if not done.ok:
         raise typer.Exit(1)
-
-
-async def _begin(admin: Admin, name: str) -> tuple[Destination | None, datetime]:
-    """Return the destination, and the database's time before the records are read."""
-    from relaybox.cli.comparison import now
-
-    return await admin.destination(name), await now(admin)
-
-
-def _read(path: str, histories: Histories) -> None:
-    from relaybox.cli.comparison import opened, read_records
-    from relaybox.cli.progress import reading_bar
-
-    name = "standard input" if path == "-" else path
-    with opened(path) as stream, reading_bar(stream) as lines:
-        histories.record(read_records(lines, name))
 
 
 def _document(done: Comparison, terms: Terms) -> dict[str, Any]:

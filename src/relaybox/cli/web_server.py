@@ -56,7 +56,9 @@ def serve(web: Web, listener: socket.socket) -> None:
         lifespan="on",
         timeout_graceful_shutdown=PATIENCE,
     )
-    asyncio.run(_Server(config, web).serve([listener]))
+    server = _Server(config)
+    server.web = web
+    asyncio.run(server.serve([listener]))
 
 
 class Protocol(H11Protocol):
@@ -70,38 +72,34 @@ class Protocol(H11Protocol):
         # client acknowledges the head.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         super().connection_made(transport)
-        self._wait()
+        self._watch(True)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Stop the timer."""
-        self._wait_no_longer()
+        self._watch(False)
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
         """Keep the timer running until the head is complete."""
         super().data_received(data)
-        if self._incomplete():
-            self._wait()
-        else:
-            self._wait_no_longer()
+        self._watch(self._incomplete())
 
     def on_response_complete(self) -> None:
         """Start the timer if a part of the next request has arrived already."""
         super().on_response_complete()
         if self._incomplete() and self.conn.trailing_data[0]:
-            self._wait()
+            self._watch(True)
 
     def _incomplete(self) -> bool:
         """True while a head is expected, or the rest of a body whose request is answered already."""
         answered = self.cycle is not None and self.cycle.response_complete
         return self.conn.their_state is h11.IDLE or (answered and self.conn.their_state is h11.SEND_BODY)
 
-    def _wait(self) -> None:
-        if self._timer is None:
+    def _watch(self, waits: bool) -> None:
+        """Keep a timer running while a request is awaited, and none at other times."""
+        if waits and self._timer is None:
             self._timer = self.loop.call_later(SLOWEST_HEAD, self.transport.close)
-
-    def _wait_no_longer(self) -> None:
-        if self._timer is not None:
+        elif not waits and self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
@@ -109,12 +107,10 @@ class Protocol(H11Protocol):
 class _Server(uvicorn.Server):
     """End streams when the server stops, and exit with status 0 after a signal."""
 
-    def __init__(self, config: uvicorn.Config, web: Web) -> None:
-        super().__init__(config)
-        self._web = web
+    web: Web
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        self._web.end_streams()
+        self.web.end_streams()
         await super().shutdown(sockets)
 
     @contextmanager

@@ -45,7 +45,7 @@ def inbox_task(
 
     def decorate(function: Callable[..., Any]) -> Task:
         if is_asynchronous(function):
-            raise ConfigError(f"inbox_task: {shorten(function)} is an async function, which no worker runs")
+            raise ConfigError(f"inbox_task: {shorten(function)} is async; make it a plain function")
         name = parse_name(consumer or f"{function.__module__}.{function.__qualname__}", "consumer")
 
         @functools.wraps(function)
@@ -63,7 +63,7 @@ def inbox_task(
             if not ended:
                 raise RuntimeError(SWALLOWED)
             if not first:
-                log.debug("%s: message %s was done before", name, message_id)
+                log.debug("%s: message %s was processed before", name, message_id)
             return result
 
         make = shared_task if app is None else app.task

@@ -19,7 +19,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         pass
     else:
         work.close()
-        raise ConfigError("called inside a running event loop: await the twin that begins with an a")
+        raise ConfigError(
+            "an event loop is running: await the version whose name begins with `a`, such as `adrain()`"
+        )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)
 

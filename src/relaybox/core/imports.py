@@ -44,15 +44,15 @@ def import_extra(path: str, package: str, extra: str) -> Any:
         raise MissingExtra(package, extra) from None
 
 
-def told_where(error: BaseException) -> str:
+def error_with_line(error: BaseException) -> str:
     """Return an error with the user's line: ``NameError: name 'x' is not defined (shop.py, line 3)``."""
-    told = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     frames = traceback.extract_tb(error.__traceback__)
     theirs = [frame for frame in frames if not frame.filename.startswith((_OURS, _IMPORT))]
     # A SyntaxError names the line itself, and nothing of that file was run.
     if not theirs or isinstance(error, SyntaxError):
-        return told
-    return f"{told} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
+        return text
+    return f"{text} ({Path(theirs[-1].filename).name}, line {theirs[-1].lineno})"
 
 
 def _module(name: str, setting: str, fix: str) -> Any:
@@ -62,4 +62,4 @@ def _module(name: str, setting: str, fix: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             where = f"there is no module {error.name!r} in {Path.cwd()} or among the installed packages"
             raise ConfigError(f"{setting}: {where}; {fix}") from None
-        raise ConfigError(f"{setting}: {name} cannot be imported: {told_where(error)}") from error
+        raise ConfigError(f"{setting}: {name} cannot be imported: {error_with_line(error)}") from error

@@ -101,7 +101,7 @@ class RouteFile:
         self._clock = clock
         self._due = -1.0
         self._seen: tuple[int, ...] | None = None
-        self._told = ""
+        self._problem = ""
         self._lock = threading.Lock()
 
     def look(self) -> None:
@@ -137,13 +137,13 @@ class RouteFile:
         for number, route in new.items():
             self._routes[number] = route
             said = f"rollout = {route.rollout:g}, shadow = {str(route.shadow).lower()}"
-            log.info("%s: the route %s has %s now", self._path, ", ".join(route.events), said)
-        self._told = ""
+            log.info("%s: the route %s now has %s", self._path, ", ".join(route.events), said)
+        self._problem = ""
 
     def _complain(self, problem: str) -> None:
-        if problem != self._told:
-            log.warning("routes stay as they were read last: %s", problem)
-        self._told = problem
+        if problem != self._problem:
+            log.warning("routes are unchanged, because the file cannot be used: %s", problem)
+        self._problem = problem
 
 
 def _signature(file: os.stat_result) -> tuple[int, ...]:

@@ -1,6 +1,6 @@
 """The configuration of an outbox: destinations, routes, and the files they are read from."""
 
-# A Setting is a descriptor, which belongs to the class: one for all instances is what is meant.
+# A Setting is a descriptor: all instances of the class share it on purpose.
 # ruff: noqa: RUF009
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ _MEANT = "did you mean %r?"
 
 
 class ConfigWarning(UserWarning):
-    """A setting is valid but will hardly do what was meant."""
+    """A setting is valid but probably not what was intended."""
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,9 @@ class Destination:
             object.__setattr__(self, "on_failed", "block" if self.ordered else "skip")
         if self.lease < self.timeout:
             seen = f"lease {self.lease:g}s is shorter than timeout {self.timeout:g}s"
-            fix = "a slow send then lives on extensions of its lease; make the lease the longer one"
+            fix = (
+                "a slow send then depends on extensions of its lease; make the lease longer than the timeout"
+            )
             warnings.warn(f"{self._where}{seen}: {fix}", ConfigWarning, stacklevel=3)
 
     def _check_sink(self) -> None:
@@ -171,14 +173,14 @@ class Destination:
             scheme = self.sink.partition(":")[0]
             raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SCHEMES)}")
         if self.once and self.scheme != "handler":
-            fix = "only functions can run once; receivers elsewhere keep an inbox of their own"
+            fix = "only functions can run once; other receivers need an inbox of their own"
             raise wrong(f"{self._where}once", self.once, fix)
         if self.scheme in ("http", "https") and not re.match(r"\w+://[^/?#]", self.sink):
             raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
 
     def _check_handed_over(self) -> None:
         if self.sink.partition(":")[2] not in ("", "//"):
-            fix = "write 'debezium:' alone; where it reads and sends, `relaybox debezium` prints"
+            fix = "write 'debezium:' alone; `relaybox debezium` prints where Debezium reads and sends"
             raise wrong(f"{self._where}sink", mask_url(self.sink), fix)
         if self.options:
             raise ConfigError(f"{self._where}options: a debezium destination has none; leave them out")
@@ -303,7 +305,7 @@ class Settings:
         if to is None and self.canary is not None:
             raise ConfigError("canary has no destination; name one with canary_destination = '…'")
         if to is not None and self.canary is None:
-            raise wrong("canary_destination", to, "say also how often, as in canary = '60s'")
+            raise wrong("canary_destination", to, "also set how often, as in canary = '60s'")
         # It need not exist: a handler may be registered after the settings are read.
         if to in handed_over:
             raise wrong("canary_destination", to, "no relay sees what Debezium sends")
@@ -353,7 +355,9 @@ def _check_dead_letter(
     seen, step = {name}, following.get(name)
     while step is not None:
         if step in seen:
-            raise wrong(setting, dead_letter, "what fails would go round in a circle; end it")
+            raise wrong(
+                setting, dead_letter, "failed events would go round in a circle; remove one dead_letter of it"
+            )
         seen.add(step)
         step = following.get(step)
 

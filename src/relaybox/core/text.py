@@ -1,4 +1,4 @@
-"""Check text before it is stored, and format times, durations and counts for people."""
+"""Check text before it is stored, and format times, durations, sizes and counts for people."""
 
 from __future__ import annotations
 
@@ -10,6 +10,13 @@ from relaybox.errors import InvalidField
 
 UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 """Of durations, and how many seconds each has."""
+
+SIZES = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
+
+NOTHING = "–"
+"""Stands for an unknown value on a page."""
+
+GAP = "\N{NO-BREAK SPACE}"
 
 
 def text_field(field: str, value: Any, longest: int) -> str:
@@ -46,7 +53,23 @@ def id_field(field: str, value: Any) -> str:
 
 def at(moment: datetime | None) -> str:
     """Return a moment such as ``2026-01-31 12:00:00 UTC``."""
-    return "an unknown time" if moment is None else f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"
+    return "an unknown time" if moment is None else f"{spelled(moment)} UTC"
+
+
+def spelled(moment: datetime) -> str:
+    """Return a moment in UTC, without its zone."""
+    return f"{moment.astimezone(UTC):%Y-%m-%d %H:%M:%S}"
+
+
+def machine(moment: datetime) -> str:
+    """Return a moment for a ``datetime`` attribute in HTML."""
+    return moment.astimezone(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def distance(moment: datetime, now: datetime) -> str:
+    """Return the distance of a moment, such as ``in 3 min`` or ``3 min ago``."""
+    seconds = (moment - now).total_seconds()
+    return f"in {duration(seconds)}" if seconds > 0 else f"{duration(-seconds)} ago"
 
 
 def largest(seconds: float) -> tuple[int, str]:
@@ -54,6 +77,34 @@ def largest(seconds: float) -> tuple[int, str]:
     whole = max(0, int(seconds))
     size, unit = next((unit for unit in UNITS if whole >= unit[0]), UNITS[-1])
     return whole // size, unit
+
+
+def duration(seconds: float | None) -> str:
+    """Return a duration in its largest unit, such as ``3 min``."""
+    if seconds is None:
+        return NOTHING
+    count, unit = largest(seconds)
+    return f"{count}{GAP}{unit}"
+
+
+def age(seconds: float) -> str:
+    """Return a duration in its largest unit, such as ``3m``: for terminals."""
+    count, unit = largest(seconds)
+    return f"{count}{unit[0]}"
+
+
+def lag(seconds: float | None) -> str:
+    """Return a duration with two or three digits, such as ``42 ms`` or ``1.3 s``."""
+    if seconds is None or seconds >= 10:
+        return duration(seconds)
+    return f"{seconds * 1000:.3g}{GAP}ms" if seconds < 1 else f"{seconds:.2g}{GAP}s"
+
+
+def short_lag(seconds: float) -> str:
+    """Return a duration such as ``42ms``, ``1.3s`` or ``3m``: for terminals."""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f}ms"
+    return f"{seconds:.1f}s" if seconds < 60 else age(seconds)
 
 
 def span(seconds: float) -> str:
@@ -73,6 +124,41 @@ def span(seconds: float) -> str:
     return " ".join(parts[:2])
 
 
+def rate(per_second: float | None) -> str:
+    """Return a rate, such as ``12/s``."""
+    if per_second is None:
+        return NOTHING
+    return f"{per_second:,.0f}/s" if per_second >= 100 else f"{per_second:.2g}/s"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes, such as ``1.5 KiB``."""
+    for unit, name in SIZES:
+        if count >= unit:
+            return f"{count / unit:.3g}{GAP}{name}"
+    return f"{count}{GAP}B"
+
+
+def number(value: float | None) -> str:
+    """Return a whole number with thousands separators."""
+    return NOTHING if value is None else f"{value:,.0f}"
+
+
+def compact(value: float) -> str:
+    """Return a number for an axis, such as ``1.5k``."""
+    for size, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if value >= size:
+            return f"{value / size:.3g}{unit}"
+    return f"{value:.3g}"
+
+
 def plural(count: int, noun: str, more: str = "") -> str:
-    """Return a number with its noun: ``1 event``, ``2 events``, ``10,000+ events``."""
-    return f"1 {noun}" if count == 1 else f"{count:,}{more} {noun}s"
+    """Return a number with its noun: ``1 event``, ``2 deliveries``, ``10,000+ events``."""
+    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    return f"1 {noun}" if count == 1 else f"{count:,}{more} {several}"
+
+
+def shortened(text: str | None, length: int = 120) -> str:
+    """Return the beginning of a text, on one line."""
+    line = " ".join((text or "").split())
+    return line if len(line) <= length else f"{line[: length - 1]}…"

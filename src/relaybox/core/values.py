@@ -208,7 +208,7 @@ def _server_fix(place: str) -> str | None:
     for host in rest.partition("/")[0].split(","):
         port = re.fullmatch(r"(?:\[.*\]|[^:\[\]]*):(.+)", host, re.DOTALL)
         if port and not re.fullmatch(r"[0-9]+", port[1]):
-            return f"the port {port[1]!r} is no number"
+            return f"the port {port[1]!r} is not a number"
     return None
 
 

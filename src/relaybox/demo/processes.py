@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
-from multiprocessing import get_context, parent_process
+from multiprocessing import parent_process
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any
 
@@ -35,49 +36,34 @@ class Broken(Exception):
     """The demo cannot continue; the message says why."""
 
 
-class Part:
+class Part(ForkProcess):
     """A part of the demo in a forked process: six fresh interpreters would take half of the demo's time."""
 
     def __init__(self, workspace: Workspace, name: str, work: Callable[[Workspace], None]) -> None:
-        self.name = name
         self._log = workspace.path(f"{name}.log")
-        self._process = get_context("fork").Process(
-            target=_work, args=(work, workspace, self._log), name=name
-        )
-        self._process.start()
+        super().__init__(target=_work, args=(work, workspace, self._log), name=name)
+        self.start()
         self._ready = workspace.ready_file(self.pid)
-
-    @property
-    def pid(self) -> int:
-        """Return the process id."""
-        pid = self._process.pid
-        assert pid is not None
-        return pid
 
     @property
     def ready(self) -> bool:
         """True if it is working."""
         return self._ready.exists()
 
-    @property
-    def ended(self) -> bool:
-        """True if it has ended."""
-        return self._process.exitcode is not None
-
     def check(self) -> None:
         """Raise ``Broken`` if it failed."""
-        if self._process.exitcode:
-            raise Broken(f"{self.name} ended with status {self._process.exitcode}: {last_line(self._log)}")
+        if self.exitcode:
+            raise Broken(f"{self.name} ended with status {self.exitcode}: {last_line(self._log)}")
 
     def kill(self) -> None:
         """Send SIGKILL, so that it cannot clean up."""
-        self._process.kill()
-        self._process.join()
+        super().kill()
+        self.join()
 
     def stop(self) -> None:
         """Ask it to end, and kill it if it does not."""
-        self._process.terminate()
-        self._process.join(STOP_SECONDS)
+        self.terminate()
+        self.join(STOP_SECONDS)
         self.kill()
 
 

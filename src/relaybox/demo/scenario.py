@@ -14,13 +14,12 @@ import sqlalchemy as sa
 
 from relaybox.database.schema import Tables
 from relaybox.demo.processes import Part
-from relaybox.demo.screen import Bar, Line, Screen, View
+from relaybox.demo.screen import Bar, Line, Screen
 from relaybox.demo.shop import LEASE, PARTS, TIMEOUT, changes, metadata
 from relaybox.demo.verdict import Outage, Verdict, compare
 from relaybox.demo.workspace import (
     DESTINATIONS,
     FLAKY,
-    HANDLER,
     RECEIVERS,
     WEBHOOK,
     Change,
@@ -84,7 +83,7 @@ class Supervisor:
         part = self._parts[name] = Part(self.workspace, name, PARTS[name])
         return part
 
-    def kill(self, name: str) -> int:
+    def kill(self, name: str) -> int | None:
         """Kill a part with SIGKILL and return its process id."""
         part = self._parts.pop(name)
         part.kill()
@@ -124,7 +123,8 @@ class Supervisor:
             with self._engine.connect() as connection:
                 self.circuits = {row.name: row.circuit for row in connection.execute(query)}
         self._read()
-        self._screen.update(self._view())
+        committed, parts = self._view()
+        self._screen.update(time.monotonic() - self._began, self.doing, committed, parts)
 
     def pending(self, *conditions: sa.ColumnElement[bool]) -> int:
         """Return the number of unfinished deliveries."""
@@ -132,7 +132,7 @@ class Supervisor:
         with self._engine.connect() as connection:
             return connection.execute(query).scalar_one()
 
-    def held_by(self, pid: int) -> int:
+    def held_by(self, pid: int | None) -> int:
         """Return the number of unfinished deliveries that a relay holds, or held when it died."""
         return self.pending(self._event.lease_owner.contains(f":{pid}:"))
 
@@ -179,28 +179,21 @@ class Supervisor:
         for name, receipts in self._receipts.items():
             self._refs[name].update(receipt.change.ref for receipt in receipts.read())
 
-    def _view(self) -> View:
+    def _view(self) -> tuple[int, list[Line]]:
         undone = Counter(placed.undone for placed in self._placed.records)
         relay = self._parts.get("relay")
         state = f"process {relay.pid}" if relay else "stopped" if "relay" in self._stopped else "dead"
         back = f"{undone['rollback']} transactions and {undone['savepoint']} savepoints rolled back"
-        return View(
-            elapsed=time.monotonic() - self._began,
-            doing=self.doing,
-            committed=undone[None],
-            lines=[
-                Line("shop", f"{undone[None]} committed; {back}", "good"),
-                Line("relay", state, "bad" if state == "dead" else "good"),
-            ],
-            bars=[
-                Bar(name, *self._state(name), len(refs), len(self._receipts[name].records) - len(refs))
-                for name, refs in self._refs.items()
-            ],
-        )
+        bars = [
+            Bar(name, *self._state(name), len(refs), len(self._receipts[name].records) - len(refs))
+            for name, refs in self._refs.items()
+        ]
+        shop = Line("shop", f"{undone[None]} committed; {back}", "good")
+        return undone[None], [shop, Line("relay", state, "bad" if state == "dead" else "good"), *bars]
 
     def _state(self, name: str) -> tuple[str, str]:
         closed = self.circuits.get(name, "closed") == "closed"
-        if name == HANDLER:
+        if name not in RECEIVERS:
             return "in the relay's process", "good"
         if name not in self._parts:
             return ("down" if closed else "down; circuit open"), "bad"
@@ -228,7 +221,7 @@ class Scenario:
             self._interrupt_receiver()
             self._kill_relay()
             supervisor.doing = "the last orders"
-            supervisor.wait(lambda: self._shop.ended)
+            supervisor.wait(lambda: not self._shop.is_alive())
             supervisor.say("the shop is closed; the relay delivers what is left")
             supervisor.doing = "delivering the rest"
             supervisor.wait(lambda: not supervisor.pending())
@@ -282,7 +275,7 @@ class Scenario:
         supervisor.wait(
             lambda: supervisor.arrived(WEBHOOK) > before and supervisor.circuits.get(WEBHOOK) == "closed"
         )
-        self.outages[WEBHOOK].append(Outage(begin, time.monotonic()))
+        self.outages[WEBHOOK].append((begin, time.monotonic()))
         supervisor.say("a probe got through: the circuit is closed", "good")
         supervisor.doing = "the webhook receiver catches up"
         supervisor.wait(lambda: supervisor.pending() < CAUGHT_UP)
@@ -305,7 +298,7 @@ class Scenario:
         supervisor.wait_until(begin + LEASE)
         supervisor.wait(lambda: not supervisor.held_by(pid) and not supervisor.suspects())
         for outages in self.outages.values():
-            outages.append(Outage(begin, time.monotonic()))
+            outages.append((begin, time.monotonic()))
         supervisor.say("what the dead relay held is delivered", "good")
 
     def _until_ready(self, part: Part) -> None:

@@ -41,17 +41,6 @@ class Bar(Line):
     duplicates: int
 
 
-@dataclass(frozen=True, slots=True)
-class View:
-    """The current state of everything."""
-
-    elapsed: float
-    doing: str
-    committed: int
-    lines: Sequence[Line]
-    bars: Sequence[Bar]
-
-
 class Lines:
     """Plain lines, for logs and pipes."""
 
@@ -63,13 +52,13 @@ class Lines:
         """Print a line."""
         self._console.print(f"{elapsed:5.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, view: View) -> None:
+    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[Line]) -> None:
         """Print a line of progress every ``LINE_EVERY`` seconds."""
-        if view.elapsed < self._next:
+        if elapsed < self._next:
             return
-        self._next = view.elapsed + LINE_EVERY
-        arrived = ", ".join(f"{bar.name} {bar.arrived}" for bar in view.bars)
-        self.say(view.elapsed, f"    {view.committed} events committed; arrived: {arrived}")
+        self._next = elapsed + LINE_EVERY
+        arrived = ", ".join(f"{part.name} {part.arrived}" for part in parts if isinstance(part, Bar))
+        self.say(elapsed, f"    {committed} events committed; arrived: {arrived}")
 
 
 class Dashboard:
@@ -85,11 +74,12 @@ class Dashboard:
         self._happened.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
         self._draw()
 
-    def update(self, view: View) -> None:
+    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[Line]) -> None:
         """Draw the picture."""
-        title = Text.assemble(("relaybox demo", "bold"), f" · {view.doing} · {view.elapsed:.1f} s")
-        parts = Group(_lines(view.lines), _bars(view.bars, view.committed))
-        self._picture = Panel(parts, title=title, title_align="left", padding=(0, 1))
+        title = Text.assemble(("relaybox demo", "bold"), f" · {doing} · {elapsed:.1f} s")
+        bars = [part for part in parts if isinstance(part, Bar)]
+        picture = Group(_lines([part for part in parts if not isinstance(part, Bar)]), _bars(bars, committed))
+        self._picture = Panel(picture, title=title, title_align="left", padding=(0, 1))
         self._draw()
 
     def _draw(self) -> None:

@@ -15,7 +15,6 @@ from uuid import uuid4
 
 import sqlalchemy as sa
 from aiohttp import web
-from msgspec import Struct, json
 from msgspec.structs import astuple
 from sqlalchemy.orm import Session
 
@@ -26,7 +25,6 @@ from relaybox.demo.workspace import (
     FLAKY,
     HANDLER,
     RECEIVERS,
-    SECRET,
     WEBHOOK,
     Change,
     Fault,
@@ -36,7 +34,7 @@ from relaybox.demo.workspace import (
     Workspace,
 )
 from relaybox.outbox import Outbox
-from relaybox.wire.signature import verify
+from relaybox.receive.webhook import Refusal, Webhooks
 
 LEASE, TIMEOUT, FLAKY_TIMEOUT = 3.0, 2.0, 1.0
 """Seconds, far below the defaults, so that viewers see a killed relay's work taken over."""
@@ -78,7 +76,7 @@ changes = sa.Table(
 
 def make_outbox(workspace: Workspace) -> Outbox:
     """Return an outbox with three ordered destinations that all get every event."""
-    http: dict[str, Any] = {**POLICY, "secret": f"file:{workspace.path(SECRET)}", "allow": ["127.0.0.0/8"]}
+    http: dict[str, Any] = {**POLICY, "secret": workspace.secret(), "allow": ["127.0.0.0/8"]}
     outbox = Outbox(
         workspace.database,
         destinations=[
@@ -91,11 +89,14 @@ def make_outbox(workspace: Workspace) -> Outbox:
 
     @outbox.handler("order.*", name=HANDLER, **POLICY)
     def book(event: Event) -> None:
-        number, ref = event.payload["number"], event.payload["ref"]
-        change = Change(ref, int(event.aggregate_id), number, event.type)
-        journal.write(Receipt(change, time.monotonic()))
+        journal.write(Receipt(change_of(event), time.monotonic()))
 
     return outbox
+
+
+def change_of(event: Event) -> Change:
+    """Return the change that an event is about."""
+    return Change(event.payload["ref"], int(event.aggregate_id), event.payload["number"], event.type)
 
 
 class ChangedMind(Exception):
@@ -188,35 +189,21 @@ def deliver(workspace: Workspace) -> None:
     run(work())
 
 
-class Data(Struct):
-    """The relevant part of the payload."""
-
-    ref: str
-    number: int
-
-
-class Body(Struct):
-    """The body of a webhook."""
-
-    type: str
-    aggregate_id: str
-    data: Data
-
-
 class Receiver:
     """A receiver that writes signed events down, then acknowledges them; the flaky one sometimes fails."""
 
     def __init__(self, workspace: Workspace, name: str) -> None:
-        self._secret = workspace.secret()
+        self._webhooks = Webhooks(workspace.secret(), tolerance="5m", max_body="1MiB")
         self._moody = name == FLAKY
         self._received = Journal(workspace.journal(name, Receipt))
         self._refused = Journal(workspace.journal(name, Fault))
 
     async def receive(self, request: web.Request) -> web.Response:
         """Answer a request."""
-        body = await request.read()
-        if not verify(body, request.headers, self._secret, now=time.time()):
-            return self._refuse("401")
+        try:
+            event = self._webhooks.read(request.headers, await request.read())
+        except Refusal as refusal:
+            return self._refuse(str(refusal.answer.status))
         mood = random.choices([*MOODS], [*MOODS.values()])[0] if self._moody else "well"
         match mood:
             case "500" | "503":
@@ -226,18 +213,12 @@ class Receiver:
                 return self._refuse("504", mood)
             case "slow":
                 await asyncio.sleep(random.uniform(*SLOW_SECONDS))
-        self._received.write(Receipt(change_of(body), time.monotonic()))
+        self._received.write(Receipt(change_of(event), time.monotonic()))
         return web.Response()
 
     def _refuse(self, status: str, kind: str | None = None) -> web.Response:
-        self._refused.write(Fault(kind or status, time.monotonic()))
+        self._refused.write(Fault(kind or status))
         return web.Response(status=int(status))
-
-
-def change_of(body: bytes) -> Change:
-    """Return the change that an event is about."""
-    event = json.decode(body, type=Body)
-    return Change(event.data.ref, int(event.aggregate_id), event.data.number, event.type)
 
 
 def receive(name: str, workspace: Workspace) -> None:

@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from hashlib import blake2b
+from typing import TypeAlias
+from uuid import UUID
+
+from msgspec import json
 
 from relaybox.demo.workspace import Change, Receipt
+from relaybox.testing.checker import Committed, Received, check
 
-
-@dataclass(frozen=True, slots=True)
-class Outage:
-    """The time from a failure until everything flowed again."""
-
-    begin: float
-    end: float
+Outage: TypeAlias = tuple[float, float]
+"""When something failed, and when everything flowed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +61,30 @@ def compare(
 
     One that does not match a committed change exactly is a phantom.
     """
-    real = set(committed)
+    ids = {change: _id(change) for change in sorted(committed, key=lambda change: change.number)}
     first: dict[Change, float] = {}
     for receipt in receipts:
-        if receipt.change in real:
+        if receipt.change in ids:
             first.setdefault(receipt.change, receipt.at)
-    phantoms = sum(receipt.change not in real for receipt in receipts)
+    rows = [Committed("", id_, str(change.order), change.number) for change, id_ in ids.items()]
+    arrived = [Received("", ids.get(receipt.change) or _id(receipt.change)) for receipt in receipts]
+    # Any number of duplicates is allowed, and a change that was lost is not out of order as well.
+    report = check(rows, arrived, in_flight=len(arrived), on_failed="skip")
     calm, disturbed = _latencies(first, times, outages)
     return Verdict(
-        committed=len(real),
+        committed=report.events,
         delivered=len(first),
-        lost=len(real) - len(first),
-        phantom=phantoms,
-        out_of_order=_out_of_order(first),
-        duplicates=len(receipts) - phantoms - len(first),
+        lost=report.counts["lost"],
+        phantom=report.counts["phantom"],
+        out_of_order=report.counts["disorder"],
+        duplicates=report.duplicates,
         calm=calm,
         disturbed=disturbed,
     )
 
 
-def _out_of_order(arrivals: Iterable[Change]) -> int:
-    """Count first arrivals after a later change of the same order."""
-    latest: dict[int, int] = {}
-    late = 0
-    for change in arrivals:
-        late += change.number < latest.get(change.order, 0)
-        latest[change.order] = max(change.number, latest.get(change.order, 0))
-    return late
+def _id(change: Change) -> UUID:
+    return UUID(bytes=blake2b(json.encode(change), digest_size=16).digest())
 
 
 def _latencies(
@@ -97,7 +95,7 @@ def _latencies(
         # The receiver may be faster than the shop, which reads the clock after its commit. A shop that was
         # stopped early may have recorded no time.
         committed = min(times.get(change.ref, arrived), arrived)
-        touched = any(committed < outage.end and arrived > outage.begin for outage in outages)
+        touched = any(committed < end and arrived > begin for begin, end in outages)
         parts[touched].append(arrived - committed)
     return tuple(parts[False]), tuple(parts[True])
 

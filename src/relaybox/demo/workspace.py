@@ -48,7 +48,6 @@ class Fault(Struct, frozen=True):
     """A receiver did not acknowledge; ``kind`` says how it failed."""
 
     kind: str
-    at: float
 
 
 @contextmanager
@@ -117,14 +116,14 @@ class Workspace(Struct, frozen=True):
         return f"http://127.0.0.1:{self.ports[receiver]}/events"
 
     def secret(self) -> str:
-        """Return the secret that the relay signs with and the receivers verify with."""
-        return self.path(SECRET).read_text()
+        """Return the setting of the secret that the relay signs with and the receivers verify with."""
+        return f"file:{self.path(SECRET)}"
 
     def journal(self, owner: str, kind: type[Struct]) -> Path:
         """Return the file for records of a kind from the shop or a destination."""
         return self.path(f"{owner}.{kind.__name__}")
 
-    def ready_file(self, pid: int) -> Path:
+    def ready_file(self, pid: int | None) -> Path:
         """Return the file that a process creates when it is ready."""
         return self.path(f"ready.{pid}")
 

@@ -17,6 +17,7 @@ from weakref import WeakSet
 import sqlalchemy as sa
 from msgspec.structs import replace
 from sqlalchemy.orm import Session, SessionTransaction, object_session, scoped_session, sessionmaker
+from sqlalchemy.orm.attributes import flag_dirty
 
 from relaybox.database.drivers.driver import failed
 from relaybox.database.drivers.find import name_of
@@ -27,6 +28,8 @@ from relaybox.errors import NotInTransaction, UnsupportedConnection
 
 _QUEUE = "relaybox"
 _KEPT = "_relaybox_events"
+_NEEDS_FLUSH = "relaybox_needs_flush"
+"""Set from our ``before_commit`` to the end of the transaction or savepoint: true between its flushes."""
 _ASYNCIO = "sqlalchemy.ext.asyncio"
 
 
@@ -103,6 +106,8 @@ class Recorder:
         for name in ("after_attach", "after_flush_postexec", "before_commit", "after_rollback"):
             sa.event.listen(place, name, getattr(self, name))
         sa.event.listen(place, "after_transaction_end", self.after_transaction_end)
+        # Before other listeners: the flush writes what they record.
+        sa.event.listen(place, "before_flush", self.before_flush, insert=True)
 
     def after_attach(self, session: Session, instance: Any) -> None:
         """Take over the events that an object kept until it was added to the session."""
@@ -110,9 +115,16 @@ class Recorder:
             _enqueue(session, kept)
             del instance.__dict__[_KEPT]
 
+    def before_flush(self, session: Session, context: Any, instances: Any) -> None:
+        """Note that what is recorded during this flush needs no other one."""
+        if _NEEDS_FLUSH in session.info:
+            session.info[_NEEDS_FLUSH] = False
+
     def after_flush_postexec(self, session: Session, context: Any) -> None:
         """Write the waiting events, because new objects have their ids now."""
         self._write(session)
+        if _NEEDS_FLUSH in session.info:
+            session.info[_NEEDS_FLUSH] = True
 
     def before_commit(self, session: Session) -> None:
         """Write the events of objects that had no changes to flush."""
@@ -120,6 +132,7 @@ class Recorder:
         if queue and queue.waiting:
             session.flush()
             self._write(session)
+        session.info[_NEEDS_FLUSH] = True
 
     def after_rollback(self, session: Session) -> None:
         """Forget what was recorded since the savepoint; write again what was recorded before it."""
@@ -133,6 +146,8 @@ class Recorder:
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         """Move the events of a released savepoint outwards; forget all at the outermost end."""
+        if transaction.parent is None or transaction.nested:
+            session.info.pop(_NEEDS_FLUSH, None)
         queue = session.info.get(_QUEUE)
         if queue is None:
             return
@@ -193,6 +208,11 @@ def _enqueue(session: Session, events: list[_Recorded]) -> None:
     for event in events:
         event.depth = depth
     session.info.setdefault(_QUEUE, _Queue()).waiting.extend(events)
+    if session.info.get(_NEEDS_FLUSH):
+        # A listener that runs after ours records. The commit flushes until nothing has changed.
+        for event in events:
+            if sa.inspect(event.instance).persistent:
+                flag_dirty(event.instance)
 
 
 def _identity(instance: Any) -> Any:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, StoreError
 from relaybox.operate.admin_actions import NAMED, AdminActions, Done, Named, Progress, Stop, no_progress
 from relaybox.operate.health import Health, Problem, judge, patience
-from relaybox.operate.history import (
-    AT_ONCE,
-    LOOKED_AT,
-    Failures,
-    Point,
-    Series,
-    group_failures,
-    make_series,
-    step_of,
-)
+from relaybox.operate.history import LOOKED_AT, Failures, Point, Series, grouped, make_series, step_of
 from relaybox.operate.why import Reason, explain
 from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import (
@@ -44,9 +35,11 @@ from relaybox.stores.ledger import (
 from relaybox.stores.sql.journal import SqlJournal
 
 __all__ = [
-    "NAMED", "Admin", "Audits", "DeadLetters", "DestinationStats", "Detail", "Done", "Failures", "Named",
-    "Point", "Progress", "Series", "Stats", "Stop", "no_progress",
+    "NAMED", "Admin", "DeadLetterRow", "DestinationStats", "Detail", "Done", "Failures", "Named", "Point",
+    "Progress", "Rows", "Series", "Stats", "Stop", "no_progress",
 ]  # fmt: skip
+
+T = TypeVar("T")
 
 WINDOWS = 12
 """Windows of rows that one page of a search reads before it returns what it has."""
@@ -121,19 +114,11 @@ class DeadLetterRow:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLetters:
-    """Dead letters, newest first, and the cursor of the next page; ``None`` at the end."""
+class Rows(Generic[T]):
+    """Rows, newest first, and the cursor of the next page; ``None`` at the end."""
 
-    rows: tuple[DeadLetterRow, ...]
-    cursor: UUID | None
-
-
-@dataclass(frozen=True, slots=True)
-class Audits:
-    """What operators did, newest first, and the cursor of the next page."""
-
-    rows: tuple[AuditRow, ...]
-    cursor: int | None
+    rows: tuple[T, ...]
+    cursor: Any
 
 
 class Admin(AdminActions):
@@ -160,18 +145,12 @@ class Admin(AdminActions):
         """Count rows by destination and state, up to ``ledger.CAP``, so it never reads the whole table."""
         names, timeouts = await self.names(), self._timeouts()
         counts, places = await self._ledger.counts(names), await self._ledger.places()
-        destinations = tuple(
-            DestinationStats(
-                name,
-                configured=name in self._destinations,
-                counts=counts[name],
-                place=places.get(name),
-                handed_over=name in self._handed_over,
-                timeout=timeouts.get(name),
-            )
-            for name in names
-        )
-        return Stats(_total(counts.values()), destinations, await self._ledger.relays())
+
+        def stats_of(name: str) -> DestinationStats:
+            about = places.get(name), name in self._handed_over, timeouts.get(name)
+            return DestinationStats(name, name in self._destinations, counts[name], *about)
+
+        return Stats(_total(counts.values()), tuple(map(stats_of, names)), await self._ledger.relays())
 
     async def events(
         self,
@@ -210,28 +189,22 @@ class Admin(AdminActions):
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """Return the delivery with that id, or every delivery of the event with that id."""
-        details = [
-            Detail(entry, await self._ledger.content(entry.id), await self._ledger.attempts(entry.id))
-            for entry in await self._ledger.find(id_)
-        ]
-        return tuple(details)
+        ledger = self._ledger
+        found = await ledger.find(id_)
+        return tuple([Detail(e, await ledger.content(e.id), await ledger.attempts(e.id)) for e in found])
 
     async def why(self, id_: UUID) -> tuple[Reason, ...]:
         """Explain the state of each delivery with that id."""
         entries = await self._ledger.find(id_)
         places, relays = await self._ledger.places(), await self._ledger.relays()
-        shadowed = await self.shadowed(entries)
-        known, timeouts = self._destinations.keys(), self._timeouts()
+        about = self._handed_over, await self.shadowed(entries), self._timeouts()
         reasons = []
         for entry in entries:
             head = await self._head(entry)
             shared = {entry.event_id} if len(entries) > 1 else set[UUID]()
             if head is not None and head.status == "failed":
-                beside = await self._ledger.find(head.event_id)
-                shared |= {head.event_id} if len(beside) > 1 else set()
-            reasons.append(
-                explain(entry, places, known, relays, head, shared, self._handed_over, shadowed, timeouts)
-            )
+                shared |= {head.event_id} if len(await self._ledger.find(head.event_id)) > 1 else set()
+            reasons.append(explain(entry, places, self._destinations, relays, head, shared, *about))
         return tuple(reasons)
 
     async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
@@ -240,39 +213,30 @@ class Admin(AdminActions):
 
     async def series(self, hours: float, destination: str | None = None) -> Series:
         """Return the last hours in at most 180 points. Emitted rows are not known per destination."""
-        if destination is not None:
-            await self._check_known(destination)
+        await self._check_known(destination)
         step = step_of(hours)
         return make_series(await self._ledger.history(hours * 3600, step, destination), hours, step)
 
     async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
         """Group the newest 10,000 failed deliveries by error."""
         _check_limit(limit)
-        if destination is not None:
-            await self._check_known(destination)
-        rows = await self._ledger.failed_rows(destination, LOOKED_AT)
-        if len(rows.failures) > AT_ONCE:
-            return await asyncio.to_thread(group_failures, rows, limit)
-        return group_failures(rows, limit)
+        await self._check_known(destination)
+        return await grouped(await self._ledger.failed_rows(destination, LOOKED_AT), limit)
 
-    async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> DeadLetters:
+    async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> Rows[DeadLetterRow]:
         """Return copies in dead-letter destinations, newest first, without discarded ones."""
         _check_limit(limit)
         names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
-        pages = [
-            await self._ledger.search(Filter(status=status, destination=name), limit, cursor)
-            for name in sorted(names)
-            for status in IN_DEAD_LETTERS
-        ]
-        page = _merged(pages, limit)
+        filters = [Filter(status, name) for name in sorted(names) for status in IN_DEAD_LETTERS]
+        page = _merged([await self._ledger.search(filter, limit, cursor) for filter in filters], limit)
         contents = await self._ledger.contents([entry.id for entry in page.entries])
-        return DeadLetters(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
+        return Rows(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
 
-    async def audits(self, limit: int = 50, cursor: int | None = None) -> Audits:
+    async def audits(self, limit: int = 50, cursor: int | None = None) -> Rows[AuditRow]:
         """Return what operators did, newest first."""
         _check_limit(limit)
         rows = await self._ledger.audits(limit, cursor)
-        return Audits(rows, rows[-1].id if len(rows) == limit else None)
+        return Rows(rows, rows[-1].id if len(rows) == limit else None)
 
     async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
         """Return bulk actions in the background, running and ended, newest first."""
@@ -293,11 +257,8 @@ class Admin(AdminActions):
     async def health(self, stalled_after: float = 60.0) -> Health:
         """Check that deliveries flow. A database that does not answer is reported, not raised."""
         try:
-            relayed = {
-                name: patience(one.rate_limit, stalled_after)
-                for name, one in self._destinations.items()
-                if name not in self._handed_over
-            }
+            sent = [one for one in self._destinations.values() if one.name not in self._handed_over]
+            relayed = {one.name: patience(one.rate_limit, stalled_after) for one in sent}
             flows = await self._ledger.flows(relayed)
             places, relays = await self._ledger.places(), await self._ledger.relays()
         except (StoreError, OSError) as error:
@@ -327,19 +288,21 @@ def _merged(pages: Sequence[Page], limit: int) -> Page:
     known = max((page.cursor for page in pages if page.cursor is not None), default=None)
     found = {e.id: e for page in pages for e in page.entries if known is None or e.id >= known}
     newest = sorted(found.values(), key=lambda entry: entry.id, reverse=True)
-    if len(newest) > limit:
-        return Page(tuple(newest[:limit]), newest[limit - 1].id)
-    return Page(tuple(newest), known)
+    return Page(tuple(newest[:limit]), newest[limit - 1].id if len(newest) > limit else known)
 
 
 def _dead_letter(entry: Entry, content: Content | None) -> DeadLetterRow:
-    try:
-        headers: Any = {} if content is None else json.loads(content.headers)
-    except (ValueError, RecursionError):
-        headers = {}
-    values = headers if isinstance(headers, dict) else {}
-    told = [values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason")]
-    return DeadLetterRow(entry, *(text if isinstance(text, str) else None for text in told))
+    values = (content and headers_of(content)) or {}
+    texts = [values.get(f"relaybox-dead-letter-{name}") for name in ("from", "reason")]
+    return DeadLetterRow(entry, *(text if isinstance(text, str) else None for text in texts))
+
+
+def headers_of(content: Content) -> dict[str, Any] | None:
+    """Return the stored headers, or None if they are not a JSON object."""
+    with suppress(ValueError, RecursionError):
+        headers = json.loads(content.headers)
+        return headers if isinstance(headers, dict) else None
+    return None
 
 
 def _total(counts: Collection[Counts]) -> Counts:

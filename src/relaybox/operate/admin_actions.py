@@ -19,21 +19,12 @@ from relaybox.core.event import TEST_TYPE
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, did_you_mean
 from relaybox.operate.pace import Pace, never
-from relaybox.stores.ledger import (
-    BATCH,
-    Audit,
-    Choice,
-    Counted,
-    Entry,
-    Filter,
-    Lane,
-    SingleEvent,
-    State,
-)
+from relaybox.stores.ledger import BATCH, Audit, Choice, Counted, Entry, Filter, Lane, SingleEvent, State
 from relaybox.stores.sql.ledger import SqlLedger
 
 Progress: TypeAlias = Callable[[int], None]
 Stop: TypeAlias = Callable[[], bool]
+Ready: TypeAlias = Callable[[Entry], bool]
 Change: TypeAlias = Callable[[Sequence[Entry], Audit], Awaitable[Collection[UUID]]]
 Action = Literal["retry", "replay", "discard", "move"]
 
@@ -47,8 +38,10 @@ STATUSES: Mapping[str, tuple[Choice, ...]] = {
     "retry": ("failed",),
     "replay": ("delivered", "completed", "failed", "discarded"),
     "discard": ("failed", "pending", "due", "scheduled", "parked"),
+    # Failed ones first: if they block their keys, no later row of a key may get ahead of them.
+    "move": ("failed", "pending"),
 }
-"""The statuses that each action's filter may have; the first is the default."""
+"""The statuses that each action's filter may have, the first by default; a move takes one after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,23 +86,16 @@ class Options(TypedDict, total=False):
     stop: Stop
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass
 class _Way:
-    dry_run: bool
-    progress: Progress
-    pace: Pace
     details: Mapping[str, Any]
+    dry_run: bool = False
+    progress: Progress = no_progress
+    rate: float | None = None
+    stop: Stop = never
 
-
-def _way(
-    details: Mapping[str, Any],
-    *,
-    dry_run: bool = False,
-    progress: Progress = no_progress,
-    rate: float | None = None,
-    stop: Stop = never,
-) -> _Way:
-    return _Way(dry_run, progress, Pace(rate, stop), details)
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.rate, self.stop)
 
 
 class AdminActions:
@@ -118,14 +104,10 @@ class AdminActions:
     def __init__(self, ledger: SqlLedger, destinations: Iterable[Destination], actor: str) -> None:
         self._ledger = ledger
         self._destinations = {destination.name: destination for destination in destinations}
-        self._lanes = {
-            name: Lane(
-                destination.ordered or destination.handed_over,
-                destination.on_failed == "block",
-                destination.handed_over,
-            )
-            for name, destination in self._destinations.items()
-        }
+        self._lanes: dict[str, Lane] = {}
+        for name, one in self._destinations.items():
+            ordered = one.ordered or one.handed_over
+            self._lanes[name] = Lane(ordered, one.on_failed == "block", one.handed_over)
         self._handed_over = frozenset(name for name, lane in self._lanes.items() if lane.handed_over)
         self._actor = actor
 
@@ -139,7 +121,7 @@ class AdminActions:
             what,
             lambda entry: entry.state is State.FAILED or entry.backing_off,
             lambda entries, audit: self._ledger.retry(entries, self._lanes, audit),
-            _way({}, **options),
+            _Way({}, **options),
         )
 
     async def discard(self, what: What, **options: Unpack[Options]) -> Done:
@@ -149,7 +131,7 @@ class AdminActions:
             what,
             lambda entry: entry.status in ("pending", "failed") and entry.state is not State.SENDING,
             lambda entries, audit: self._ledger.discard(entries, self._lanes, audit),
-            _way({}, **options),
+            _Way({}, **options),
         )
 
     async def replay(self, what: What, *, to: str | None = None, **options: Unpack[Options]) -> Done:
@@ -163,7 +145,7 @@ class AdminActions:
             what,
             lambda entry: entry.status != "pending" and (to or entry.destination) in self._destinations,
             lambda entries, audit: self._ledger.replay(entries, to, self._lanes, audit),
-            _way({} if to is None else {"to": to}, **options),
+            _Way({} if to is None else {"to": to}, **options),
         )
 
     async def move(self, from_: str, to: str, **options: Unpack[Options]) -> Done:
@@ -173,7 +155,7 @@ class AdminActions:
         """
         await self._check_known(from_)
         self._check_target("move", to, from_)
-        way, done = _way({}, **options), Done()
+        way, done = _Way({}, **options), Done()
         passed_over: datetime | None = None
 
         async def change(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
@@ -186,18 +168,15 @@ class AdminActions:
                 passed_over = entries[0].seen_at
             return moved
 
-        # Move failed ones first: if they block their keys, no later row of a key may get ahead of them.
-        statuses: tuple[Choice, ...] = ("failed", "pending")
-        for status in statuses:
-            filter = Filter(status=status, destination=from_)
+        for status in STATUSES["move"]:
+            filter = Filter(status, from_)
             audit = Audit(self._actor, "move", {"from": from_, "to": to, "status": status})
             done = await self._go_through(filter, change, audit, way, done)
             # Ids need not follow a key's order: rows that others overtook are behind the walk, so walk again.
             while passed_over is not None and not way.pace.stopped:
                 filter, passed_over = replace(filter, until=filter.until or passed_over), None
                 done = await self._go_through(filter, change, audit, way, done)
-        sending = (await self._ledger.counts([from_]))[from_].sending
-        return replace(done, skipped=max(done.skipped, sending))
+        return replace(done, skipped=max(done.skipped, (await self._ledger.counts([from_]))[from_].sending))
 
     async def count(self, action: Action, filter: Filter, *, to: str | None = None) -> Counted:
         """Count the rows that the action would affect, up to ``ledger.CAP``; raise as the action would."""
@@ -205,7 +184,7 @@ class AdminActions:
             from_ = filter.destination or ""
             await self._check_known(from_)
             self._check_target(action, to, from_)
-            parts = [await self._ledger.count(Filter(status, from_)) for status in ("failed", "pending")]
+            parts = [await self._ledger.count(Filter(status, from_)) for status in STATUSES[action]]
             return Counted(sum(one.count for one in parts), any(one.capped for one in parts))
         if action == "replay":
             self._check_target(action, to)
@@ -221,18 +200,16 @@ class AdminActions:
     async def resume(self, destination: str) -> bool:
         """End a pause and close an open circuit, so the next claim gets through. True if there was one."""
         await self._check_known(destination)
-        return await self._ledger.resume(
-            destination, Audit(self._actor, "resume", {"destination": destination})
-        )
+        audit = Audit(self._actor, "resume", {"destination": destination})
+        return await self._ledger.resume(destination, audit)
 
     async def test(self, destination: str, *, audited: bool = True) -> UUID:
         """Emit a test event, without order, and return its id. A relay's canary is not ``audited``."""
         _check_named(destination, self._destinations)
         self._check_relayed(destination, "emit an event instead")
-        id_ = uuid7()
         payload = {"test": True, "destination": destination, "sent_by": self._actor}
         event = SingleEvent(
-            id=id_,
+            id=uuid7(),
             aggregate_type="relaybox",
             aggregate_id="test" if audited else CANARY,
             event_type=TEST_TYPE,
@@ -240,17 +217,15 @@ class AdminActions:
             headers="{}",
             max_attempts=self._destinations[destination].max_attempts,
         )
-        audit = Audit(self._actor, "test", {"destination": destination, "event_id": id_})
+        audit = Audit(self._actor, "test", {"destination": destination, "event_id": event.id})
         await self._ledger.write(destination, event, audit if audited else None)
-        return id_
+        return event.id
 
     async def note(self, action: str, details: Mapping[str, Any]) -> None:
         """Audit an action that changes no row, such as a login."""
         await self._ledger.note(Audit(self._actor, action, details))
 
-    async def _act(
-        self, action: str, what: What, ready: Callable[[Entry], bool], change: Change, way: _Way
-    ) -> Done:
+    async def _act(self, action: str, what: What, ready: Ready, change: Change, way: _Way) -> Done:
         """Apply an action to rows that are ready for it: a filter's in batches, named ones at once."""
 
         async def act(entries: Sequence[Entry], audit: Audit) -> Collection[UUID]:
@@ -282,29 +257,24 @@ class AdminActions:
         return done
 
     async def _act_on_named(self, action: str, what: Named, act: Change, details: Mapping[str, Any]) -> Done:
+        await self._check_known(what.destination)
         about: dict[str, Any] = {"ids": list(what.ids[:NAMED])}
         if what.destination is not None:
-            await self._check_known(what.destination)
             about["destination"] = what.destination
-        found = {
-            id_: [
-                entry
-                for entry in await self._ledger.find(id_, exact=what.exact)
-                if what.destination in (None, entry.destination)
-            ]
-            for id_ in what.ids
-        }
+        found: dict[UUID, list[Entry]] = {}
+        for id_ in what.ids:
+            rows = await self._ledger.find(id_, exact=what.exact)
+            found[id_] = [one for one in rows if what.destination in (None, one.destination)]
         entries = {entry.id: entry for of_one in found.values() for entry in of_one}
         audit = Audit(self._actor, action, {**about, **details})
         changed = frozenset(await act(tuple(entries.values()), audit))
+        known = {id_: {entry.id for entry in named} for id_, named in found.items() if named}
         return Done(
             affected=len(changed),
             skipped=len(entries) - len(changed),
-            unknown=tuple(id_ for id_, named in found.items() if not named),
-            idle=tuple(
-                id_ for id_, named in found.items() if named and changed.isdisjoint(e.id for e in named)
-            ),
-            shared=tuple(id_ for id_, named in found.items() if len(named) > 1),
+            unknown=tuple(id_ for id_ in found if id_ not in known),
+            idle=tuple(id_ for id_, own in known.items() if changed.isdisjoint(own)),
+            shared=tuple(id_ for id_, own in known.items() if len(own) > 1),
             destinations=tuple(sorted({entries[id_].destination for id_ in changed})),
         )
 
@@ -330,24 +300,21 @@ class AdminActions:
     async def _checked(self, action: str, filter: Filter) -> Filter:
         filter = await self._check_filter(filter)
         statuses = STATUSES[action]
-        if filter.status is None:
-            return replace(filter, status=statuses[0])
-        if filter.status not in statuses:
+        if filter.status not in (None, *statuses):
             raise ConfigError(f"status = {filter.status!r}: {action} takes {', '.join(statuses)}")
-        return filter
+        return replace(filter, status=filter.status or statuses[0])
 
     async def _check_filter(self, filter: Filter) -> Filter:
         """Check the filter. A filter by fingerprint finds failed rows only."""
-        if filter.destination is not None:
-            await self._check_known(filter.destination)
+        await self._check_known(filter.destination)
         if filter.fingerprint is None:
             return filter
         if filter.status not in (None, "failed"):
             raise ConfigError(f"status = {filter.status!r}: only failed deliveries have a fingerprint")
         return replace(filter, status="failed")
 
-    async def _check_known(self, name: str) -> None:
-        if name not in self._destinations:
+    async def _check_known(self, name: str | None) -> None:
+        if name is not None and name not in self._destinations:
             _check_named(name, self._destinations.keys() | await self._ledger.names())
 
     def _check_relayed(self, name: str, fix: str) -> None:
@@ -356,17 +323,15 @@ class AdminActions:
 
     def _check_target(self, action: str, to: str | None, from_: str | None = None) -> None:
         """Raise if rows cannot go there: Debezium sees only inserts, and emit makes its message key."""
+        if to is None and action == "move":
+            raise ConfigError("to: name the destination that gets the deliveries")
         if to is None:
-            if action == "move":
-                raise ConfigError("to: name the destination that gets the deliveries")
             return
         _check_named(to, self._destinations)
         if to in self._handed_over:
             own = "replay its own deliveries without it"
-            others = own if action == "replay" else "name another destination"
-            raise ConfigError(
-                f"to = {to!r}: Debezium takes only what is emitted to it; {others}, or emit the events again"
-            )
+            fix = f"{own if action == 'replay' else 'name another destination'}, or emit the events again"
+            raise ConfigError(f"to = {to!r}: Debezium takes only what is emitted to it; {fix}")
         if from_ == to:
             raise ConfigError(f"to = {to!r}: the rows are there already; name another destination")
 

@@ -32,9 +32,8 @@ class Rows:
         """Return an undelivered test event of any relay."""
         for status in OPEN:
             filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
-            page = await self._admin.events(filter, limit=1)
-            if page.entries:
-                return page.entries[0]
+            if entries := (await self._admin.events(filter, limit=1)).entries:
+                return entries[0]
         return None
 
     async def forget(self, id_: UUID) -> None:

@@ -39,11 +39,8 @@ def judge(
     stalled_after: Mapping[str, float],
 ) -> Health:
     """Return what is wrong. A paused destination is not a problem: it waits on purpose."""
-    open_for_work = {
-        name: flow
-        for name, flow in flows.items()
-        if flow.pending and not (name in places and places[name].paused)
-    }
+    paused = {name for name, place in places.items() if place.paused}
+    open_for_work = {name: flow for name, flow in flows.items() if flow.pending and name not in paused}
     alive = any(map(is_alive, relays))
     waits = [flow.due_seconds for flow in open_for_work.values() if flow.due_seconds is not None]
     problems = []
@@ -54,8 +51,8 @@ def judge(
         if place is not None and place.circuit != "closed":
             reason = place.circuit_reason or "no reason given"
             # No record says since when: each probe updates the row of the destination and of what it tried.
-            told = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
-            problems.append(Problem(name, told, None))
+            text = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
+            problems.append(Problem(name, text, None))
         elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:
             problems.append(Problem(name, "work is due and nothing settles", flow.due_seconds))
     return Health(not problems, tuple(problems))

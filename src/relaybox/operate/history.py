@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -132,16 +133,20 @@ class Failures:
     capped: bool
 
 
+async def grouped(rows: FailedRows, limit: int) -> Failures:
+    """Group the rows, in a thread if there are many."""
+    many = len(rows.failures) > AT_ONCE
+    return await asyncio.to_thread(group_failures, rows, limit) if many else group_failures(rows, limit)
+
+
 def group_failures(rows: FailedRows, limit: int) -> Failures:
     """Return the ``limit`` largest groups."""
     groups: dict[str, tuple[Fingerprint, list[Failure]]] = {}
     for failure in rows.failures:
         found = fingerprint(failure.destination, failure.error)
         groups.setdefault(found.hash, (found, []))[1].append(failure)
-    made = sorted(
-        (_group(*parts) for parts in groups.values()),
-        key=lambda group: (-group.count, -group.last_at.timestamp(), group.fingerprint),
-    )
+    made = [_group(*parts) for parts in groups.values()]
+    made.sort(key=lambda group: (-group.count, -group.last_at.timestamp(), group.fingerprint))
     return Failures(tuple(made[:limit]), sum(one.count for one in rows.failures), rows.capped)
 
 

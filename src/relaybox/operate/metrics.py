@@ -186,9 +186,8 @@ class MetricsObserver(Observer):
         place = label(destination)
         self._lost[place,] += len(lost)
         ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
-        delivered = Counter(
-            [(d.aggregate_type, d.event_type) for d, o in ours if type(o) is Delivered and not o.shadow]
-        )
+        sent = [(d.aggregate_type, d.event_type) for d, o in ours if type(o) is Delivered and not o.shadow]
+        delivered = Counter(sent)
         for kind, count in delivered.items():
             self._published[*self._kinds[kind], place] += count
             self._events[*self._types[kind[1],], "delivered"] += count
@@ -239,13 +238,11 @@ class MetricsObserver(Observer):
 
     def _lags(self, sends: Sends) -> list[float]:
         now, at = self._wall(), self._clock()
+        sent = zip(sends.deliveries, sends.answers, sends.ended, strict=True)
+        arrived = [(one.created_at, ended - at) for one, answer, ended in sent if type(answer) is Delivered]
 
         def since(here: datetime) -> list[float]:
-            return [
-                (here - delivery.created_at).total_seconds() + ended - at
-                for delivery, answer, ended in zip(sends.deliveries, sends.answers, sends.ended, strict=True)
-                if type(answer) is Delivered
-            ]
+            return [(here - created_at).total_seconds() + offset for created_at, offset in arrived]
 
         # Use the time zone of the database's times: conversion between zones is slow.
         here = datetime.fromtimestamp(now, sends.deliveries[0].created_at.tzinfo)
@@ -272,26 +269,22 @@ class Histogram:
     """
 
     def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
-        self._counts = [0] * len(bounds)
-        self._all = 0
+        self._bounds = (*bounds, math.inf)
+        self._counts = [0] * len(self._bounds)
         self._sum = 0.0
 
     def add(self, durations: list[float]) -> None:
         """Count durations; sort the list in place. Negative ones, from two clocks, add nothing to the sum."""
         durations.sort()
         # From the largest down: a concurrent reader, going up, never sees a bucket below a smaller one.
-        self._all += len(durations)
         for at in reversed(range(len(self._bounds))):
             self._counts[at] += bisect_right(durations, self._bounds[at])
         self._sum += sum(durations[bisect_right(durations, 0.0) :])
 
     def buckets(self) -> tuple[list[tuple[str, float]], float]:
         """Return the bounds with their counts, the last unbounded, and the sum of all durations."""
-        counts = [
-            (repr(bound), float(count)) for bound, count in zip(self._bounds, self._counts, strict=True)
-        ]
-        return [*counts, ("+Inf", float(self._all))], self._sum
+        names = (*map(repr, self._bounds[:-1]), "+Inf")
+        return list(zip(names, map(float, self._counts), strict=True)), self._sum
 
 
 class Known(dict[tuple[str, ...], tuple[str, ...]]):
@@ -415,11 +408,8 @@ async def _values(admin: Admin, one: DestinationStats) -> Sequence[float]:
         sampled = next((point.pending for point in reversed(series.points) if point.pending is not None), 0)
         # There is at least one more than was counted, so an alert above 10,000 fires without the sample.
         pending = max(pending + len(capped), sampled)
-    return (
-        *(pending, pending, counts.due, counts.failed, counts.failed, counts.oldest_seconds or 0.0),
-        place is not None and place.circuit != "closed",
-        place is not None and place.paused,
-    )
+    held = (False, False) if place is None else (place.circuit != "closed", place.paused)
+    return pending, pending, counts.due, counts.failed, counts.failed, counts.oldest_seconds or 0.0, *held
 
 
 _kept: WeakKeyDictionary[SqlJournal, dict[str, Gauges]] = WeakKeyDictionary()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
@@ -100,9 +101,10 @@ def open_relay(
 
 
 async def _close(parts: Sequence[Sink | Store | Wake | OnceHandler | AsyncOnceHandler], name: str) -> None:
-    for part in parts:
-        await part.close()
-    forget(name)
+    async with AsyncExitStack() as closing:
+        closing.callback(forget, name)
+        for part in reversed(parts):
+            closing.push_async_callback(part.close)
 
 
 def _tracing(observers: Sequence[Observer]) -> list[Observer]:

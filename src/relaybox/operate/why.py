@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.core.commands import Program, command
-from relaybox.core.text import at
+from relaybox.core.text import at, plural
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
@@ -59,11 +59,9 @@ def explain(
         return _final(entry, shared)
     if entry.state is State.SENDING:
         return _sending(entry, timeouts.get(entry.destination))
-    held = _held(entry, places.get(entry.destination), configured)
-    if held is not None and entry.state is State.SCHEDULED:
-        return replace(held, text=f"{held.text}; it is not due before {at(entry.next_attempt_at)} either")
-    if held is not None:
-        return held
+    if (held := _held(entry, places.get(entry.destination), configured)) is not None:
+        later = f"; it is not due before {at(entry.next_attempt_at)} either"
+        return replace(held, text=held.text + later) if entry.state is State.SCHEDULED else held
     if head is not None and head.id != entry.id:
         behind = explain(head, places, configured, relays, shared=shared, timeouts=timeouts)
         text = f"waits behind event {head.event_id} of its key {entry.ordering_key!r}, which {behind.text}"
@@ -85,33 +83,27 @@ def advice(entry: Entry, *, shared: bool) -> str:
 def _handed_over(entry: Entry) -> Reason:
     """Explain a row of a Debezium destination that no relay delivered."""
     if entry.status == "pending":
-        text = (
-            f"waits in vain: destination {entry.destination!r} is Debezium's, which sees only what is "
-            f"emitted for it; give it to another: {command(f'move {entry.destination} NAME')}"
-        )
-        return Reason(entry, "not_relayed", text)
-    text = (
-        f"was handed to Debezium's reader of the log at {at(entry.delivered_at)}: it was written to the WAL "
-        "with its transaction, and Relaybox does not know when it was read"
-    )
-    return Reason(entry, "handed_over", text)
+        sees = f"destination {entry.destination!r} is Debezium's, which sees only what is emitted for it"
+        fix = f"give it to another: {command(f'move {entry.destination} NAME')}"
+        return Reason(entry, "not_relayed", f"waits in vain: {sees}; {fix}")
+    handed = f"was handed to Debezium's reader of the log at {at(entry.delivered_at)}"
+    known = "it was written to the WAL with its transaction, and Relaybox does not know when it was read"
+    return Reason(entry, "handed_over", f"{handed}: {known}")
 
 
 def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
     if entry.status == "delivered":
-        text = f"was delivered at {at(entry.delivered_at)}, {_count(entry.attempts, 'attempt')} in all"
+        text = f"was delivered at {at(entry.delivered_at)}, {plural(entry.attempts, 'attempt')} in all"
         return Reason(entry, "delivered", text)
     if entry.status == "discarded":
         return Reason(entry, "discarded", f"was discarded by an operator at {at(entry.updated_at)}")
     if entry.state is State.UNKNOWN:
         text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
         return Reason(entry, "unknown_status", text)
-    crashes = f"; its relay died or was stopped {_count(entry.crashes, 'time')}" if entry.crashes else ""
-    text = (
-        f"failed at {at(entry.updated_at)} after {_count(entry.attempts, 'attempt')}{crashes}: "
-        f"{_error(entry)}; {advice(entry, shared=entry.event_id in shared)}"
-    )
-    return Reason(entry, "failed", text)
+    crashes = f"; its relay died or was stopped {plural(entry.crashes, 'time')}" if entry.crashes else ""
+    failed = f"failed at {at(entry.updated_at)} after {plural(entry.attempts, 'attempt')}{crashes}"
+    fix = advice(entry, shared=entry.event_id in shared)
+    return Reason(entry, "failed", f"{failed}: {_error(entry)}; {fix}")
 
 
 def _sending(entry: Entry, timeout: float | None) -> Reason:
@@ -131,23 +123,18 @@ def overdue(timeout: float) -> str:
 def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
     name = entry.destination
     if place is not None and place.paused:
-        text = (
-            f"waits because destination {name!r} was paused by {place.paused_by} at {at(place.paused_at)} "
-            f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}; "
-            f"{command(f'resume {name}')}"
-        )
+        paused = f"paused by {place.paused_by} at {at(place.paused_at)}"
+        about = f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}"
+        text = f"waits because destination {name!r} was {paused} {about}; {command(f'resume {name}')}"
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
         return _circuit(entry, place)
     if not name:
-        move = command("move '' NAME")
-        text = f"has no destination: no route takes its event type; add a route, or {move}"
-        return Reason(entry, "unrouted", text)
+        fix = "add a route, or " + command("move '' NAME")
+        return Reason(entry, "unrouted", f"has no destination: no route takes its event type; {fix}")
     if name not in configured:
-        text = (
-            f"waits because no destination is called {name!r}; configure it, or give its events to another: "
-            f"{command(f'move {name} NAME')}"
-        )
+        fix = f"configure it, or give its events to another: {command(f'move {name} NAME')}"
+        text = f"waits because no destination is called {name!r}; {fix}"
         return Reason(entry, "unknown_destination", text)
     return None
 
@@ -184,15 +171,12 @@ def _waiting(entry: Entry) -> Reason:
 def _due(entry: Entry, relays: Sequence[Relay]) -> Reason:
     relay = _relay(relays)
     if entry.leased_until is not None:
-        text = (
-            f"was held by {entry.lease_owner} until its lease ran out at {at(entry.leased_until)} with no "
-            f"answer: it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
-        )
-        return Reason(entry, "lease_expired", text)
+        held = f"was held by {entry.lease_owner} until its lease ran out at {at(entry.leased_until)}"
+        again = f"it is claimed again{', apart from others,' if entry.crashes else ''} {relay}"
+        return Reason(entry, "lease_expired", f"{held} with no answer: {again}")
     interrupted = f"because its relay died or was stopped {entry.crashes} times"
     apart = f" apart from others, {interrupted}," if entry.crashes > 1 else ""
-    text = f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}"
-    return Reason(entry, "due", text)
+    return Reason(entry, "due", f"is due since {at(entry.next_attempt_at)} and is claimed{apart} {relay}")
 
 
 def _relay(relays: Sequence[Relay]) -> str:
@@ -206,10 +190,6 @@ def _relay(relays: Sequence[Relay]) -> str:
 
 def _attempt(entry: Entry) -> str:
     return f"attempt {entry.attempts} of {entry.max_attempts}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _error(entry: Entry) -> str:

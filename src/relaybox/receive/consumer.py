@@ -118,10 +118,9 @@ class Consumer:
     def _register(self, function: Callable[..., Any], events: tuple[str, ...]) -> None:
         called, asynchronous = _with_connection(function), is_asynchronous(function)
         if self._handlers and asynchronous != self._asynchronous:
-            raise ConfigError(
-                f"on: {shorten(function)}: the handlers of one consumer share a transaction, so that all of "
-                "them are async functions or none is"
-            )
+            shared = "the handlers of one consumer share a transaction"
+            fix = "so that all of them are async functions or none is"
+            raise ConfigError(f"on: {shorten(function)}: {shared}, {fix}")
         route = Route(events, to=str(len(self._handlers)))
         self._asynchronous = asynchronous
         self._handlers.append(called)
@@ -138,8 +137,7 @@ class Consumer:
 
     def handle(self, event: Event) -> Verdict:
         """Run the handlers of an event in this thread."""
-        handlers = self._of(event)
-        if not handlers:
+        if not (handlers := self._of(event)):
             return self._unwanted(event)
         began = ended = False
         try:
@@ -159,15 +157,14 @@ class Consumer:
 
     async def ahandle(self, event: Event) -> Verdict:
         """Run the handlers of an event: async ones in this loop, others in a thread."""
-        handlers = self._of(event)
-        if not handlers:
+        if not self._of(event):
             return self._unwanted(event)
-        return await (self._in_loop(event, handlers) if self._asynchronous else self._in_thread(event))
+        return await (self._in_loop(event) if self._asynchronous else self._in_thread(event))
 
     async def _in_thread(self, event: Event) -> Verdict:
         return await asyncio.to_thread(self.handle, event)
 
-    async def _in_loop(self, event: Event, handlers: Handlers) -> Verdict:
+    async def _in_loop(self, event: Event) -> Verdict:
         began = ended = False
         try:
             async with (
@@ -177,7 +174,7 @@ class Consumer:
                 began = True
                 if first:
                     with processing(event, self._consumer):
-                        for handler in handlers:
+                        for handler in self._of(event):
                             await handler(event, connection)
                 ended = True
         except (Exception, asyncio.CancelledError) as error:
@@ -194,11 +191,8 @@ class Consumer:
                 reason = error.reason or "the handler asks to try again"
                 return Later(_noted(reason, error), seconds_of(error.after))
         doing = "the handler failed" if began else "the transaction could not be begun"
-        log.error(
-            "%s: event %s (%s): %s: %s",
-            *(self._consumer, event.id, event.type, doing, describe(error)),
-            exc_info=error,
-        )
+        about = self._consumer, event.id, event.type, doing, describe(error)
+        log.error("%s: event %s (%s): %s: %s", *about, exc_info=error)
         # If no handler ran, the failure is not about this event.
         return Crashed(describe(error)) if began else Later("the receiver's database is not ready")
 
@@ -220,10 +214,8 @@ def opener(transaction: Any) -> Callable[[], Any]:
     """Return what begins a transaction: ``transaction`` itself, or its ``begin``."""
     begin = getattr(transaction, "begin", transaction)
     if not callable(begin):
-        raise ConfigError(
-            f"transaction = {shorten(transaction)}: give a sessionmaker, an engine, or a function that "
-            "returns a context manager"
-        )
+        fix = "give a sessionmaker, an engine, or a function that returns a context manager"
+        raise ConfigError(f"transaction = {shorten(transaction)}: {fix}")
     return begin  # type: ignore[no-any-return]
 
 
@@ -235,20 +227,16 @@ def opened(begin: Callable[[], Any], *, asynchronous: bool = False) -> Any:
     if isinstance(block, Connection | Session):
         block.close()
     if isinstance(block, Connection | Session | AsyncConnection | AsyncSession):
-        raise ConfigError(
-            f"transaction gave {shorten(block)}, which does not commit at its end; give the engine or the "
-            "sessionmaker itself, or its begin"
-        )
+        fix = "give the engine or the sessionmaker itself, or its begin"
+        raise ConfigError(f"transaction gave {shorten(block)}, which does not commit at its end; {fix}")
     return block
 
 
 def finished(result: Any) -> Any:
     """Return a plain handler's result; raise ``ConfigError`` if it would run after the commit."""
     if unfinished(result):
-        raise ConfigError(
-            "the handler returned an awaitable, which would run after the commit; write async def, or wait "
-            "for it"
-        )
+        fix = "write async def, or wait for it"
+        raise ConfigError(f"the handler returned an awaitable, which would run after the commit; {fix}")
     return result
 
 
@@ -269,7 +257,7 @@ def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any
     try:
         signature = inspect.signature(function)
     except (TypeError, ValueError):
-        raise ConfigError(f"on: {shorten(function)} is no function; give one that takes an Event") from None
+        raise ConfigError(f"on: {shorten(function)} is not a function that takes an Event") from None
     for given, called in (((None, None), function), ((None,), lambda event, _: function(event))):
         with suppress(TypeError):
             signature.bind(*given)
@@ -280,6 +268,5 @@ def _with_connection(function: Callable[..., Any]) -> Callable[[Event, Any], Any
 
 def seconds_of(after: float | timedelta | None) -> float | None:
     """Return the handler's delay in seconds."""
-    if after is None:
-        return None
-    return wait(after.total_seconds() if isinstance(after, timedelta) else after)
+    seconds = after.total_seconds() if isinstance(after, timedelta) else after
+    return None if seconds is None else wait(seconds)

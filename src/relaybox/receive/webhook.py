@@ -21,7 +21,7 @@ from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_k
 from relaybox.wire.tracing import NAMES
 
 _SIGNED = (ID, TIMESTAMP, SIGNATURE)
-_TOLD = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
+_CONTEXT = (*NAMES, "relaybox-replay", "relaybox-dead-letter-from", "relaybox-dead-letter-reason")
 """The headers that belong to the event; all others belong to the request."""
 _LONGEST_REASON = 500
 READ_AGAIN_SECONDS = 1.0
@@ -78,12 +78,12 @@ class Webhooks:
         if method != "POST":
             raise Refusal(405, "events are sent with POST", allow="POST")
         if media_type(headers.get("content-type", "")) not in CONTENT_TYPES:
-            raise Refusal(415, f"the content type is none of {', '.join(CONTENT_TYPES)}")
+            raise Refusal(415, f"the content type is not one of {', '.join(CONTENT_TYPES)}")
         if headers.get("content-encoding", "identity").strip().lower() != "identity":
             raise Refusal(415, "the body is compressed; send it as it is")
         length = headers.get("content-length", "").strip()
         if length and not (length.isascii() and length.isdigit()):
-            raise Refusal(400, "the content length is no number")
+            raise Refusal(400, "the content length is not a number")
         # No real length has twenty digits, and Python refuses to parse very long numbers.
         if len(length) > 20 or (length and int(length) > self.max_body):
             raise self.too_large()
@@ -94,25 +94,21 @@ class Webhooks:
 
     def read(self, headers: Mapping[str, str], body: bytes) -> Event:
         """Return the event of an admitted request; raise ``Refusal`` if it is not valid."""
-        if not self._is_genuine(headers, body):
+        signed = {name: headers[name] for name in _SIGNED if name in headers}
+        if not (self._fits(signed, body) or (self._has_changed(signed) and self._fits(signed, body))):
             raise Refusal(401, "the signature is missing, does not fit, or is too old or too new")
         sent_at = datetime.fromtimestamp(int(headers[TIMESTAMP].strip()), UTC)
-        told = {name: headers[name] for name in _TOLD if name in headers}
-        message = Received(headers[ID].strip(), body, headers["content-type"], told, sent_at)
+        context = {name: headers[name] for name in _CONTEXT if name in headers}
+        message = Received(headers[ID].strip(), body, headers["content-type"], context, sent_at)
         try:
             return unpack(message)
         except Malformed as error:
             raise Refusal(400, str(error)) from None
 
-    def _is_genuine(self, headers: Mapping[str, str], body: bytes) -> bool:
-        signed = {name: headers[name] for name in _SIGNED if name in headers}
-        return self._fits(signed, body) or (self._has_changed(signed) and self._fits(signed, body))
-
     def _has_changed(self, signed: Mapping[str, str]) -> bool:
         """Read the secret again if a new one could fit, but not often: anyone can send bad signatures."""
-        if len(signed) < len(_SIGNED):
-            return False
-        if not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
+        complete = len(signed) == len(_SIGNED)
+        if not complete or not is_recent(signed[TIMESTAMP].strip(), self._tolerance, time.time()):
             return False
         if time.monotonic() - self._read_again < READ_AGAIN_SECONDS:
             return False

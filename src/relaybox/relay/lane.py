@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -95,7 +95,7 @@ class Lane:
         self._turn = Turn(destination, shared, self._halted)
         self._room = asyncio.Event()
         self._looking = asyncio.Lock()
-        """Held while the lane looks for suspects beside its rounds."""
+        """Held while the lane looks for suspects: a stop waits for the claim that is under way."""
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
         self._answered = 0
@@ -145,14 +145,15 @@ class Lane:
         False: it was stopped before that; ``patience`` is what it then had for what was being sent.
         """
         self._raises = True
-        async with self._beside(patience):
+        # Beside the rest: a function that outlasts every drain would keep suspects waiting forever.
+        async with self._beside(patience, self._look_once()):
             while not self._stopping:
                 alone = not self._has_old(since)
                 claim = await self._step()
                 old = any(delivery.created_at <= since for delivery in claim.deliveries)
                 if old or claim.failed or claim.parked:
                     continue
-                if alone and not await self._examine():
+                if alone and not await self._look() and not self._has_old(since):
                     break
                 if self._has_old(since):
                     await self._until_changed()
@@ -172,7 +173,7 @@ class Lane:
             claim = await self._step()
             await self._until_empty()
             if not claim.deliveries:
-                await self._examine()
+                await self._look()
                 await self._until_empty()
             return len(claim.deliveries)
 
@@ -529,18 +530,36 @@ class Lane:
             left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
             released = await self._release(left)
             self._in_flight.drop(released)
+            self._settle_released(marked)
             return bool(released)
         finally:
             self._returning -= marked
+
+    def _settle_released(self, marked: Collection[tuple[int, UUID]]) -> None:
+        """Settle what could not be given back. It must not begin: perhaps only the answer was lost."""
+        for batch in self._in_flight:
+            for delivery in batch.unbegun():
+                if (delivery.position, batch.token) in marked:
+                    self._settle_unsent(batch, delivery, Released())
 
     async def _examine_now_and_then(self) -> None:
         """Look for suspects when the lane begins, and then often enough that none waits for long."""
         often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
-            async with self._looking:
-                await self._examine()
+            await self._look()
             has_share = self._shared.share(self.name, self._destination.concurrency)
             await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
+
+    async def _look_once(self) -> None:
+        # The drain's own claim meets the same trouble, and raises.
+        with suppress(StoreError):
+            await self._look()
+
+    async def _look(self) -> bool:
+        # Another look may have moved rows after the caller's claim found none.
+        other = self._looking.locked()
+        async with self._looking:
+            return await self._examine() or other
 
     async def _examine(self) -> bool:
         """Send the suspects that stand first in line, a group after the other, while other batches go on.

@@ -28,17 +28,9 @@ __all__ = [
     "reindex",
 ]
 
-_HOMES = {
-    "_backfill": ("abackfill", "backfill"),
-    "_reconcile": ("areconcile", "reconcile"),
-    "_reindex": ("areindex", "reindex"),
-    "results": ("Backfilled", "Progress"),
-    "source": ("Source", "load_source"),
-}
-
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
-        if name in names:
-            return getattr(import_module(f"{__name__}.{home}"), name)
+    for home in ("results", "source", "_backfill", "_reconcile", "_reindex") if name in __all__ else ():
+        if hasattr(module := import_module(f"{__name__}.{home}"), name):
+            return getattr(module, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
-from contextlib import closing, nullcontext, suppress
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
+from uuid import UUID
 
 from relaybox.core.event_loop import run
 from relaybox.core.outcome import Unavailable
@@ -21,28 +22,27 @@ from relaybox.database.steps import Steps
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
+from relaybox.operate.runner import Runner
 from relaybox.search.change import INDEX_HEADER, Changes, changes_of, check_target, rereads
-from relaybox.search.checkpoint import MARK, Cancelled, Checkpoint, Lost, Position
+from relaybox.search.checkpoint import MARK, PAUSE, Cancelled, Checkpoint, Lost, Position
 from relaybox.search.results import Backfilled, Progress, Refused
 from relaybox.search.source import Item, Rows, Source, as_source, name_of
-from relaybox.search.workspace import Unwritable, destination_of, open_rows, wanted
+from relaybox.search.workspace import destination_of, open_records, open_rows, wanted
 from relaybox.stores.journal import OperationState
-from relaybox.stores.open import open_store
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
 
-BEAT = 1.0
-"""Seconds between heartbeats."""
-
 TRIES = 6
-PAUSE = 0.5
-"""Seconds after the first failure of the database, doubled after each further one."""
 
 LISTED = 20
 """Refused documents to name; a dry run looks for no more."""
 
 STOPPED = "it was interrupted; start it again, and it goes on where it was"
+UNLOCKED = (
+    "%s is an iterable, whose rows cannot be locked: documents that the application changes meanwhile"
+    " may be overwritten with older ones; give a select or a QuerySet, or let the destination reread"
+)
 
 log = logging.getLogger("relaybox.backfill")
 
@@ -81,31 +81,22 @@ async def abackfill(
     headers = {MARK: "true"} if index is None else {MARK: "true", INDEX_HEADER: index}
     async with open_rows(outbox, source) as rows:
         check_target(target, rows.event_type)
-        store = open_store(outbox.settings.database, outbox.tables)
-        try:
-            checkpoint = Checkpoint(store, destination, name_of(source, rows), index, actor)
+        async with open_records(outbox, actor) as records:
+            checkpoint = Checkpoint(records.store, destination, name_of(source, rows), index, actor)
             work = _Work(RowBuilder(outbox.settings), rows, checkpoint, target, headers, progress)
             if dry_run:
                 earlier = await checkpoint.run(checkpoint.earlier, persist=True)
                 return await work.rehearse(earlier if resume else None, batch)
             if not rows.guarded and not rereads(target):
-                log.warning(_UNLOCKED, source.told)
+                log.warning(UNLOCKED, source.told)
             work.total = await _count(rows)
             work.position = await checkpoint.run(checkpoint.take, work.total, resume, persist=True)
             return await work.run(pace, batch, max_pending)
-        finally:
-            await store.close()
 
 
 def backfill(outbox: Outbox, destination: str, source: Source, **options: Any) -> Backfilled:
     """Run ``abackfill`` from synchronous code."""
     return run(abackfill(outbox, destination, source, **options))
-
-
-_UNLOCKED = (
-    "%s is an iterable, whose rows cannot be locked: documents that the application changes meanwhile"
-    " may be overwritten with older ones; give a select or a QuerySet, or let the destination reread"
-)
 
 
 async def _count(rows: Rows) -> int | None:
@@ -136,7 +127,7 @@ class _Work:
     """Documents of that page that cannot become events, and why."""
     refused: list[Refused] = field(default_factory=list)
     refusals: int = 0
-    lost: Lost | None = None
+    runner: Runner = field(init=False)
 
     async def rehearse(self, earlier: Position | None, size: int) -> Backfilled:
         """Count the documents, and check the first page after the ``earlier`` position."""
@@ -173,7 +164,7 @@ class _Work:
             return [Refused(item.id, str(error))]
         except Unavailable as error:
             return [Refused(item.id, str(error), at_destination=True)]
-        return [Refused(item.id, made.reason, True)] if isinstance(made, Unwritable) else []
+        return [made] if isinstance(made, Refused) else []
 
     async def run(self, pace: Pace, batch: int, max_pending: int | None) -> Backfilled:
         began_at = self.position.key
@@ -182,52 +173,37 @@ class _Work:
         if self.position.resumed and began_at and not self.rows.guarded:
             log.warning(
                 "passes over the first %s documents, which were emitted before: right only if the iterable"
-                " gives the same ones in the same order; --restart (resume=False) begins anew",
+                " gives the same ones in the same order; --restart (resume=False) begins again",
                 f"{began_at:,}",
             )
-        try:
-            stopped = await self._pages(pace, batch, max_pending)
-        except Cancelled:
-            stopped = True
-        except Lost:
-            raise
-        except asyncio.CancelledError:
-            # Shielded, so that a second cancellation does not interrupt it.
-            await asyncio.shield(self._end("cancelled", STOPPED))
-            raise
-        except BaseException as error:
-            await self._end("failed", str(error) or type(error).__name__)
-            raise
-        await self._end(*(("cancelled", STOPPED) if stopped else ("done", None)))
+        async with Runner(self.position.id, self, STOPPED) as self.runner:
+            try:
+                stopped = await self._pages(pace, batch, max_pending)
+            except Cancelled:
+                stopped = True
+            if stopped:
+                self.runner.end_as("cancelled", STOPPED)
         end = self.position
         return self._with_refused(Backfilled(end.done, self.total, end.skipped, began_at, stopped, end.id))
 
     def _with_refused(self, result: Backfilled) -> Backfilled:
-        by_id = self.rows.guarded
-        return replace(result, refused=tuple(self.refused), refusals=self.refusals, by_id=by_id)
+        return replace(result, refused=tuple(self.refused), refusals=self.refusals, by_id=self.rows.guarded)
 
     async def _pages(self, pace: Pace, batch: int, max_pending: int | None) -> bool:
-        """Emit pages, with heartbeats; return True if stopped before the last page."""
-        beating = asyncio.create_task(self._beat())
+        """Emit pages; return True if stopped before the last one."""
         size = pace.size(batch)
-        try:
-            while await pace.turn(size):
-                if not await self._room(pace, max_pending):
-                    return True
-                if not await self._emit(size):
-                    return False
-                self._tell()
-            return True
-        finally:
-            beating.cancel()
-            with suppress(asyncio.CancelledError):
-                await beating
+        while await pace.turn(size):
+            if not await self._room(pace, max_pending):
+                return True
+            if not await self._emit(size):
+                return False
+            self._tell()
+        return True
 
     async def _emit(self, size: int) -> bool:
         """Emit the next page, if there is one; after an error, read the position from the database first."""
         for attempt in range(TRIES):
-            if self.lost is not None:
-                raise self.lost
+            self.runner.check()
             try:
                 if attempt:
                     self.position = await self._look()
@@ -264,12 +240,9 @@ class _Work:
             ids = [item.id for item in kept]
             changed = yield from self.checkpoint.changed(statements, position, self.rows.aggregate_type, ids)
             kept = [item for item in kept if item.id not in changed]
-        self.next = replace(
-            position,
-            details={**position.details, "key": items[-1].key},
-            done=position.done + len(kept),
-            skipped=position.skipped + len(items) - len(kept),
-        )
+        details = {**position.details, "key": items[-1].key}
+        done, skipped = position.done + len(kept), position.skipped + len(items) - len(kept)
+        self.next = replace(position, details=details, done=done, skipped=skipped)
         yield from self.checkpoint.advance(statements, self.next)
         return kept
 
@@ -304,8 +277,7 @@ class _Work:
                 return True
             self._tell(waiting)
             await asyncio.sleep(LOOK)
-            if self.lost is not None:
-                raise self.lost
+            self.runner.check()
             if not await pace.turn(0):
                 return False
         return True
@@ -314,23 +286,19 @@ class _Work:
         if self.progress is not None:
             self.progress(Progress(self.position.done, self.position.skipped, self.total, waiting))
 
-    async def _beat(self) -> None:
-        while True:
-            await asyncio.sleep(BEAT)
-            try:
-                await self._look()
-            except Lost as lost:
-                self.lost = lost
-                return
-            except StoreError as error:
-                log.warning("the backfill cannot give a sign of life: %s", error)
+    async def advance(self, id_: UUID, done: int, skipped: int) -> bool:
+        """Write a heartbeat; the pages write the progress."""
+        try:
+            await self._look()
+        except Lost as lost:
+            self.runner.stop(lost)
+        return True
+
+    async def finish(
+        self, id_: UUID, state: OperationState, done: int, skipped: int, error: str | None = None
+    ) -> None:
+        """Record the end, if this process still owns the backfill."""
+        await self.checkpoint.run(self.checkpoint.end, self.position, state, error)
 
     async def _look(self) -> Position:
         return await self.checkpoint.run(self.checkpoint.look, self.position)
-
-    async def _end(self, state: OperationState, error: str | None) -> None:
-        try:
-            await self.checkpoint.run(self.checkpoint.end, self.position, state, error, persist=True)
-        except StoreError as trouble:
-            # It shows as stalled, and can still be resumed.
-            log.warning("the backfill cannot say how it ended: %s", trouble)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,9 @@ from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.change import INDEX_HEADER
 from relaybox.search.engine import EngineFailed, translated_errors
-from relaybox.search.results import Difference, Kind, Reconciled
+from relaybox.search.results import Difference, Kind, Reconciled, Refused
 from relaybox.search.source import Item
-from relaybox.search.workspace import Unwritable, Wanted, Workspace, open_workspace, wanted
+from relaybox.search.workspace import Wanted, Workspace, open_workspace, wanted
 from relaybox.stores.sql.undelivered import OfDocument
 
 if TYPE_CHECKING:
@@ -121,14 +121,17 @@ class Comparison:
 
     async def run(self, *, allow_empty: bool = True) -> Reconciled:
         """Compare both. Raise ``ConfigError`` if the source is empty and that is not allowed."""
-        workspace = self.workspace
-        await workspace.engine.refresh(workspace.index)
+        engine, index = self.workspace.engine, self.workspace.index
+        await engine.refresh(index)
         stopped = not await self._read()
-        if not (stopped or allow_empty or self._any):
-            await self._check_empty()
+        # A wrong query returns nothing, as if all rows were deleted.
+        if not (stopped or allow_empty or self._any) and (count := await engine.count(index)):
+            told = f"to repair would delete all {count:,} of the index {index!r}"
+            fix = "see its query, or say --yes (allow_empty=True) if that is meant"
+            raise ConfigError(f"the source has no documents: {told}; {fix}")
         stopped = stopped or not await self._scan()
         counts: dict[str, Any] = dict(self._counts)
-        about = workspace.destination.name, workspace.index
+        about = self.workspace.destination.name, index
         return Reconciled(*about, **counts, stopped=stopped, examples=tuple(self._listed))
 
     async def _read(self) -> bool:
@@ -139,20 +142,11 @@ class Comparison:
             self._any = True
             payloads = {item.id: item.payload for item in page}
             if self._ids is not None:
-                for id_ in payloads:
-                    self._ids.add(id_)
+                self._ids.update(payloads)
             await self._compare(payloads)
             self.progress(self._counts["documents"])
         await self._look_again(1)
         return True
-
-    async def _check_empty(self) -> None:
-        """Raise if the index has documents: a wrong query returns nothing, as if all rows were deleted."""
-        index = self.workspace.index
-        if count := await self.workspace.engine.count(index):
-            told = f"to repair would delete all {count:,} of the index {index!r}"
-            fix = "see its query, or say --yes (allow_empty=True) if that is meant"
-            raise ConfigError(f"the source has no documents: {told}; {fix}")
 
     async def _compare(self, payloads: Mapping[str, Mapping[str, Any]]) -> None:
         documents = await self._wanted(payloads)
@@ -188,36 +182,33 @@ class Comparison:
         in_outbox = await self._outbox_states(ids)
         found = await self._found(ids)
         after = await self._wanted(await rows.existing(ids))
-        real: list[str] = []
-        for id_ in ids:
-            states = (before.get(id_), after.get(id_))
-            difference = self._judge(id_, states, found.get(id_), in_outbox[id_])
-            if difference is not None:
-                self._counts[difference.kind] += 1
-                self._counts["blocked"] += difference.blocked
-                if self._counts[difference.kind] <= self.examples:
-                    self._listed.append(difference)
-                # An event of a refused document would fail, and one behind a failed event would wait.
-                real += [id_] if difference.refused is None and not difference.blocked else []
+        states = [(id_, before.get(id_), after.get(id_), found.get(id_), in_outbox[id_]) for id_ in ids]
+        differences = [one for state in states if (one := self._judge(*state)) is not None]
+        for one in differences:
+            self._counts[one.kind] += 1
+            self._counts["blocked"] += one.blocked
+            if self._counts[one.kind] <= self.examples:
+                self._listed.append(one)
         if self.pace is not None:
+            # An event of a refused document would fail, and one behind a failed event would wait.
+            real = [one.id for one in differences if one.refused is None and not one.blocked]
             self._counts["repaired"] += await self._repair(real, self.pace)
 
     def _judge(
-        self, id_: str, states: tuple[Wanted, Wanted], found: Mapping[str, Any] | None, state: _OutboxState
+        self, id_: str, before: Wanted, after: Wanted, found: Mapping[str, Any] | None, state: _OutboxState
     ) -> Difference | None:
         """Return how the document differs; count it if the database is being read."""
-        before, after = states
         counted = after is not None and not self._scanning
         self._counts["documents"] += counted
         if _same(after, found) or _same(before, found):
             self._counts["matched"] += counted
             return None
-        if state.pending or not _unchanged(before, after):
+        if state.pending or not _same(before, after):
             self._counts["in_flight"] += 1
             return None
         kind: Kind = "orphaned" if after is None else "missing" if found is None else "stale"
         fields = differing(after, found) if isinstance(after, Mapping) and found is not None else ()
-        refused = after.reason if isinstance(after, Unwritable) else None
+        refused = after.reason if isinstance(after, Refused) else None
         return Difference(kind, id_, fields, state.failed, refused, state.blocked)
 
     async def _wanted(self, payloads: Mapping[str, Mapping[str, Any]]) -> dict[str, Wanted]:
@@ -275,16 +266,10 @@ def _parts(ids: Sequence[str], size: int = PAGE) -> Iterator[Sequence[str]]:
     return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
-def _same(expected: Wanted, found: Mapping[str, Any] | None) -> bool:
-    if expected is None or found is None:
-        return expected is None and found is None
-    return not isinstance(expected, Unwritable) and canonical_json(expected) == canonical_json(found)
-
-
-def _unchanged(before: Wanted, after: Wanted) -> bool:
-    if isinstance(before, Unwritable) or isinstance(after, Unwritable):
-        return before == after
-    return _same(before, after)
+def _same(one: Wanted, other: Wanted) -> bool:
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return canonical_json(one) == canonical_json(other)
+    return one == other
 
 
 def differing(expected: Mapping[str, Any], found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -322,9 +307,9 @@ class HashedIds:
         self._parts: list[array[int]] = []
         self._newest: set[int] = set()
 
-    def add(self, id_: str) -> None:
-        """Add an id."""
-        self._newest.add(_hash(id_))
+    def update(self, ids: Iterable[str]) -> None:
+        """Add these ids."""
+        self._newest.update(map(_hash, ids))
         if len(self._newest) >= self._part:
             self._parts.append(array("Q", sorted(self._newest)))
             self._newest = set()

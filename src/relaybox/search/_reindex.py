@@ -11,15 +11,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from relaybox.core.commands import command
 from relaybox.core.event_loop import run
-from relaybox.core.settings import Destination
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.operate.admin import no_progress
 from relaybox.operate.pace import Pace, never
+from relaybox.operate.runner import Runner, to_its_end
 from relaybox.search._backfill import abackfill
 from relaybox.search._reconcile import Comparison
 from relaybox.search.change import BUILDING, INDEX_HEADER, index_of
@@ -31,17 +33,15 @@ from relaybox.search.reindex_operation import (
     BuildWatch,
     Leftovers,
     ReindexFailed,
-    Running,
     Tell,
     alone,
     end_all,
-    guarded,
     reindexes,
     unfinished,
 )
-from relaybox.search.results import Difference, Progress, Reindexed
-from relaybox.search.source import Source, as_source
-from relaybox.search.workspace import OutboxRecords, Workspace, destination_of, open_records, open_workspace
+from relaybox.search.results import Backfilled, Difference, Progress, Reindexed
+from relaybox.search.source import as_source
+from relaybox.search.workspace import Workspace, destination_of, open_records, open_workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -78,18 +78,18 @@ async def areindex(
     run. The new index gets the settings of ``like``, by default the old index. ``rate`` is in documents a
     second; ``patience`` is the number of seconds without progress before it fails.
     """
-    Pace(rate, never)
+    pace = Pace(rate, never)
     began = time.monotonic()
     made = as_source(source)
     async with open_workspace(outbox, destination, made, index, actor) as workspace:
         records, own = workspace.records, workspace.index
         about = {"index": own, "source": made.name, "rate": rate}
+        building = replace(workspace, index=f"{own}{BUILDING}")
+        fill = partial(abackfill, outbox, destination, made, rate=rate, batch=batch, actor=actor)
         with translated_errors(workspace.engine, ReindexFailed):
-            async with alone(records, actor, destination, about) as running:
-                building = replace(workspace, index=f"{own}{BUILDING}")
-                how = actor, rate, batch, patience, like, tell
-                documents = await Build(outbox, made, building, own, running, *how).run()
-        result = Reindexed(destination, own, documents, running.repaired, time.monotonic() - began)
+            async with alone(records, actor, destination, about) as runner:
+                documents = await Build(building, own, runner, fill, pace, patience, like or own, tell).run()
+        result = Reindexed(destination, own, documents, runner.skipped, time.monotonic() - began)
         await records.admin.note("reindex", {**about, "destination": destination, "documents": documents})
     return result
 
@@ -127,7 +127,9 @@ async def aabort(
             running = await unfinished(records, destination)
             if not dry_run:
                 await end_all(records, destination, running)
-            for live in {index} if index else await _indexes(records, configured):
+            fixed = index or index_of(configured).fixed
+            recorded = [] if fixed else await reindexes(records, destination)
+            for live in {fixed} if fixed else {str(one.details["index"]) for one in recorded}:
                 left = Leftovers(records, configured, engine, f"{live}{BUILDING}", tell)
                 with translated_errors(engine):
                     await (left.look() if dry_run else left.clear())
@@ -136,50 +138,39 @@ async def aabort(
     return len(running)
 
 
-async def _indexes(records: OutboxRecords, destination: Destination) -> set[str]:
-    """Return the index that the destination names, or those that were rebuilt lately."""
-    if (fixed := index_of(destination).fixed) is not None:
-        return {fixed}
-    return {str(one.details["index"]) for one in await reindexes(records, destination.name)}
-
-
 @dataclass
 class Build:
-    """One build: the index of ``building`` replaces ``live``. The options are those of ``areindex``."""
+    """One build: the index of ``building``, which ``fill`` fills, replaces ``live``."""
 
-    outbox: Outbox
-    source: Source
     building: Workspace
     live: str
-    running: Running
-    actor: str
-    rate: float | None
-    batch: int
+    runner: Runner
+    fill: Callable[..., Awaitable[Backfilled]]
+    pace: Pace
+    """Of repairs."""
     patience: float
-    like: str | None
+    like: str
     tell: Tell
+    _identity: str | None = None
+    _creating: bool = False
 
     def __post_init__(self) -> None:
-        self._name = self.building.index
-        self._engine = self.building.engine
-        self._identity: str | None = None
-        self._creating = False
-        records, destination = self.building.records, self.building.destination
-        self._leftovers = Leftovers(records, destination, self._engine, self._name, self.tell)
+        own = self.building
+        self._name, self._engine = own.index, own.engine
+        self._leftovers = Leftovers(own.records, own.destination, own.engine, own.index, self.tell)
 
     async def run(self) -> int:
         """Build and replace; return the number of documents in the new index. Raise ``ReindexFailed``."""
         try:
-            identity = await guarded(self._begin(), self.running.beat())
-            watch = BuildWatch(self.building, identity, self.patience, self.tell)
-            return await self._build(watch)
+            identity = await self.runner.guard(self._begin())
+            return await self._build(BuildWatch(self.building, identity, self.patience, self.tell))
         except BaseException:
             await self.clean_up()
             raise
 
     async def _build(self, watch: BuildWatch) -> int:
         try:
-            await guarded(self._fill(watch), self.running.beat(), watch.run())
+            await self.runner.guard(self._fill(watch), watch.run())
             return await self._swap(watch)
         except TROUBLE:
             # If the index was dropped just now, that reason says more.
@@ -191,12 +182,11 @@ class Build:
             raise ReindexFailed(str(error)) from error
 
     async def _begin(self) -> str:
-        like = self.like or self.live
-        await check_present(self._engine, self.live, like)
+        await check_present(self._engine, self.live, self.like)
         await self._leftovers.clear()
         self.tell(f"creating {self._name}")
         self._creating = True
-        await self._engine.create(self._name, like=like)
+        await self._engine.create(self._name, like=self.like)
         self._identity = (await self._engine.present([self._name])).get(self._name)
         if self._identity is None:
             raise ReindexFailed(f"{self._name!r} was created, and is gone")
@@ -208,21 +198,11 @@ class Build:
         self.tell("reading the database")
 
         def progress(far: Progress) -> None:
-            self.running.done = far.done
+            self.runner.done = far.done
             watch.backlog = far.waiting
 
-        filled = await abackfill(
-            self.outbox,
-            self.building.destination.name,
-            self.source,
-            rate=self.rate,
-            batch=self.batch,
-            index=self._name,
-            resume=False,
-            progress=progress,
-            actor=self.actor,
-        )
-        self.running.done, watch.backlog = filled.done, None
+        filled = await self.fill(index=self._name, resume=False, progress=progress)
+        self.runner.done, watch.backlog = filled.done, None
         if filled.stopped:
             raise ReindexFailed("its backfill was cancelled")
         if filled.refusals:
@@ -248,14 +228,13 @@ class Build:
         await watch.check_failed()
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
-        pace, headers = Pace(self.rate, never), {INDEX_HEADER: self._name}
+        headers = {INDEX_HEADER: self._name}
         give_up = time.monotonic() + self.patience
         rounds = 0
         while True:
             self.tell(f"comparing {self._name} with the database")
             try:
-                comparison = Comparison(self.building, pace, headers, NAMED, no_progress, never)
-                result = await comparison.run()
+                result = await Comparison(self.building, self.pace, headers, NAMED, no_progress, never).run()
             except (*TROUBLE, StoreError):
                 # The engine or the database may be back in a moment.
                 if time.monotonic() > give_up:
@@ -265,26 +244,21 @@ class Build:
             if not result.differences:
                 return
             rounds += 1
-            self.running.repaired += result.repaired
+            self.runner.skipped += result.repaired
             if rounds > ROUNDS or not result.repaired:
-                examples = "; ".join(map(_told, result.examples[:NAMED]))
+                examples = "; ".join(map(_described, result.examples[:NAMED]))
                 raise ReindexFailed(f"{result.differences:,} documents differ still: {examples}")
             self.tell(f"{result.repaired:,} documents repaired")
             await self._arrive(watch)
 
     async def _swap(self, watch: BuildWatch) -> int:
-        built = await guarded(self._check(watch), self.running.beat())
+        built = await self.runner.guard(self._check(watch))
         self.tell(f"{self._name} takes the place of {self.live}")
-        replacing = asyncio.ensure_future(guarded(self._replace(), self.running.beat_on()))
-        try:
-            await asyncio.shield(replacing)
-        except asyncio.CancelledError:
-            # Let it finish: half of a replacement is worse than none or all.
-            await asyncio.wait([replacing])
-            raise
+        # Half of a replacement is worse than none or all.
+        await to_its_end(self._replace())
         self._creating = False
         try:
-            await guarded(self._leftovers.sweep(), self.running.beat_on())
+            await self._leftovers.sweep()
         except (*TROUBLE, StoreError) as error:
             self._warn(error)
         return built
@@ -294,7 +268,8 @@ class Build:
         built = await self._engine.count(self._name)
         if not built and await self._engine.count(self.live):
             raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
-        await self.running.advance()
+        await self.runner.beat()
+        self.runner.check()
         await watch.check_index(strict=True)
         return built
 
@@ -336,15 +311,13 @@ class Build:
 async def check_present(engine: Engine, live: str, like: str) -> None:
     """Raise ``ReindexFailed`` if the index to replace, or the one to copy settings from, does not exist."""
     present = await engine.present([live, like])
-    if like not in present and live in present:
-        raise ReindexFailed(f"like = {like!r}: there is no such index on {engine.where}; create it")
     if live not in present:
-        fix = f"create it, or fill it with {command('backfill')}"
-        raise ReindexFailed(
-            f"the index {live!r} does not exist on {engine.where}, so there is nothing to replace: {fix}"
-        )
+        fix = f"so there is nothing to replace: create it, or fill it with {command('backfill')}"
+        raise ReindexFailed(f"the index {live!r} does not exist on {engine.where}, {fix}")
+    if like not in present:
+        raise ReindexFailed(f"like = {like!r}: there is no such index on {engine.where}; create it")
 
 
-def _told(one: Difference) -> str:
+def _described(one: Difference) -> str:
     behind = f", behind a failed event: see {command(f'why {one.failed}')}" if one.blocked else ""
     return f"{one.id} is {one.kind}{': ' + one.refused if one.refused else ''}{behind}"

@@ -21,8 +21,9 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.journal import backfill_texts
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, NoTables, StoreError
-from relaybox.relay.process import died, this_process
-from relaybox.stores.journal import STALLED, OperationState
+from relaybox.operate.runner import is_abandoned
+from relaybox.relay.process import this_process
+from relaybox.stores.journal import OperationState
 from relaybox.stores.sql.store import SqlStore
 
 T = TypeVar("T")
@@ -190,7 +191,7 @@ class Checkpoint:
         silent = (from_time(row[7]) - from_time(row[6])).total_seconds()
         process = str(_document(row[2]).get("process"))
         # It may be ours, taken by a commit whose answer was lost.
-        if silent <= STALLED and process != self._process and not died(process):
+        if process != self._process and not is_abandoned(silent, process):
             what = f"a backfill of {self._identity['source']!r} to {self._identity['destination']!r}"
             id_ = self.dialect.from_uuid(row[0])
             fix = "wait for its end, or cancel it"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import sqlalchemy as sa
 
-from relaybox.core.imports import told_where
+from relaybox.core.imports import error_with_line
 from relaybox.errors import ConfigError
 from relaybox.search.source import AT_ONCE, Also, Calls, Item, Repairs, Source, resolve
 from relaybox.search.transactions import Transactions
@@ -26,12 +26,11 @@ if TYPE_CHECKING:
 @asynccontextmanager
 async def open_iterable(outbox: Outbox, source: Source, documents: Any) -> AsyncIterator[IterableRows]:
     """Open the documents of an iterable; the first pass reads ``documents``."""
-    async with aclosing(Transactions(outbox)) as transactions:
-        rows = IterableRows(transactions, source, documents)
-        try:
-            yield rows
-        finally:
-            await rows.close()
+    async with (
+        aclosing(Transactions(outbox)) as transactions,
+        aclosing(IterableRows(transactions, source, documents)) as rows,
+    ):
+        yield rows
 
 
 class IterableRows:
@@ -85,7 +84,7 @@ class IterableRows:
         """Return the payloads of those that exist; this reads all documents."""
         return {id_: item.payload for id_, item in (await self._found(ids)).items()}
 
-    async def close(self) -> None:
+    async def aclose(self) -> None:
         """Close the iterable and the threads."""
         await self._end_pass()
         self._threads.close()
@@ -152,11 +151,12 @@ class _Pass:
         except StopAsyncIteration:
             return things
         except Exception as error:
-            told = f"it cannot be read on after {self.position:,} documents: {told_where(error)}"
+            told = f"it cannot be read on after {self.position:,} documents: {error_with_line(error)}"
             raise ConfigError(f"{self._source.told}: {told}") from error
         return things
 
     def _read(self, size: int) -> list[Any]:
+        """Read on, in the thread. An ``__iter__`` that is a generator is closed there too."""
         if not isinstance(self._sync, Iterator):
             self._sync = iter(self._sync)
         return list(islice(self._sync, size))

@@ -1,15 +1,14 @@
-"""Record a reindex with heartbeats, watch its build, and remove what it leaves behind."""
+"""Run as the only reindex of a destination, watch its build, and remove what it leaves behind."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
-from uuid import UUID
+from typing import Any, TypeAlias
 
 from uuid_utils.compat import uuid7
 
@@ -17,19 +16,15 @@ from relaybox.core.commands import command
 from relaybox.core.settings import Destination
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.operate.admin import Named
+from relaybox.operate.runner import Runner, is_abandoned
 from relaybox.operate.why import is_alive
-from relaybox.relay.process import died, this_process
+from relaybox.relay.process import this_process
+from relaybox.search.checkpoint import LOOKED_AT
 from relaybox.search.engine import TROUBLE, Engine
 from relaybox.search.indexes import LOOK, given_up
 from relaybox.search.workspace import OutboxRecords, Workspace
-from relaybox.stores.journal import STALLED, Operation, OperationState
+from relaybox.stores.journal import STALLED, Operation
 from relaybox.stores.ledger import Filter
-
-BEAT = 1.0
-"""Seconds between heartbeats."""
-
-LOOKED_AT = 1_000
-"""Newest operations that are searched for a running reindex."""
 
 POLL = 0.5
 """Seconds between checks of a build."""
@@ -54,7 +49,6 @@ DISCARDED = 500
 SENDING = 30.0
 """Seconds beyond the destination's timeout to wait for events that are being sent."""
 
-T = TypeVar("T")
 Tell: TypeAlias = Callable[[str], None]
 log = logging.getLogger(__name__)
 
@@ -63,85 +57,32 @@ class ReindexFailed(RelayboxError):
     """The index was not rebuilt, and the old one still serves; the text says why."""
 
 
-@dataclass(slots=True)
-class Running:
-    """An operation of this process, and its progress."""
-
-    records: OutboxRecords
-    id: UUID
-    done: int = 0
-    repaired: int = 0
-
-    async def advance(self) -> None:
-        """Write a heartbeat. Raise ``ReindexFailed`` if the operation was cancelled."""
-        if not await self.records.admin.journal.advance(self.id, self.done, self.repaired):
-            raise ReindexFailed("it was cancelled")
-
-    async def beat(self) -> None:
-        """Write heartbeats. Raise ``ReindexFailed`` on a cancellation, or if the database does not answer."""
-        seen = time.monotonic()
-        while True:
-            try:
-                await self.advance()
-                seen = time.monotonic()
-            except StoreError as error:
-                # Another reindex may begin after STALLED; this one must have ended by then.
-                if time.monotonic() - seen > STALLED / 2:
-                    raise ReindexFailed(f"the database does not answer: {error}") from error
-            await asyncio.sleep(BEAT)
-
-    async def beat_on(self) -> None:
-        """Write heartbeats even after a cancellation: it is too late to stop."""
-        while True:
-            try:
-                await self.beat()
-            except ReindexFailed:
-                await asyncio.sleep(BEAT)
-
-    async def finish(self, state: OperationState, error: str | None) -> None:
-        """Record how it ended."""
-        try:
-            await self.records.admin.journal.finish(self.id, state, self.done, self.repaired, error)
-        except StoreError as trouble:
-            # It will show as stalled.
-            log.warning("the operation %s cannot say how it ended: %s", self.id, trouble)
-
-
 @asynccontextmanager
 async def alone(
     records: OutboxRecords, actor: str, destination: str, details: Mapping[str, Any]
-) -> AsyncIterator[Running]:
+) -> AsyncIterator[Runner]:
     """Run as the only reindex of a destination until the end of the block. Raise if another one is alive."""
-    running = Running(records, uuid7())
+    id_ = uuid7()
     about = {"destination": destination, **details, "process": this_process().name}
-    await records.admin.journal.begin(running.id, "reindex", actor, about, None)
-    try:
+    await records.ledger.begin(id_, "reindex", actor, about, None)
+    # Another reindex may begin after STALLED; this one must have ended by then.
+    limits: Any = {"failure": ReindexFailed, "silence": STALLED / 2}
+    async with Runner(id_, records.ledger, "interrupted", **limits) as runner:
         for other in await unfinished(records, destination):
-            if other.id == running.id:
+            if other.id == id_:
                 continue
             if not is_dead(other):
-                fix = command(f"reindex --destination {destination} --abort")
-                raise ReindexFailed(
-                    f"a reindex of {destination!r} is running ({other.actor}, since "
-                    f"{other.started_at:%H:%M:%S} UTC): wait for it, or end it with {fix}"
-                )
+                since = f"({other.actor}, since {other.started_at:%H:%M:%S} UTC)"
+                fix = f"wait for it, or end it with {command(f'reindex --destination {destination} --abort')}"
+                raise ReindexFailed(f"a reindex of {destination!r} is running {since}: {fix}")
             await _bury(records, other)
-        yield running
-    except asyncio.CancelledError:
-        await running.finish("cancelled", "interrupted")
-        raise
-    except BaseException as error:
-        known = isinstance(error, RelayboxError)
-        await running.finish("failed", str(error) if known else f"{type(error).__name__}: {error}")
-        raise
-    await running.finish("done", None)
+        yield runner
 
 
 async def reindexes(records: OutboxRecords, destination: str) -> list[Operation]:
     """Return the latest reindexes of a destination."""
-    operations = await records.admin.journal.operations(LOOKED_AT)
-    own = [one for one in operations if one.details.get("destination") == destination]
-    return [one for one in own if one.action == "reindex"]
+    recorded = [one for one in await records.ledger.operations(LOOKED_AT) if one.action == "reindex"]
+    return [one for one in recorded if one.details.get("destination") == destination]
 
 
 async def unfinished(records: OutboxRecords, destination: str) -> list[Operation]:
@@ -165,30 +106,12 @@ async def end_all(records: OutboxRecords, destination: str, running: Iterable[Op
 def is_dead(operation: Operation) -> bool:
     """True if no process works on it any more."""
     silent = (operation.seen_at - operation.updated_at).total_seconds()
-    if operation.state == "stalled" or (operation.state == "cancelled" and silent > STALLED):
-        return True
-    return died(str(operation.details.get("process", "")))
+    return is_abandoned(silent, operation.details.get("process", ""))
 
 
 async def _bury(records: OutboxRecords, dead: Operation) -> None:
     """Record a dead reindex as failed, so that it stays dead if its process wakes up."""
-    await records.admin.journal.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
-
-
-async def guarded(work: Awaitable[T], *guards: Awaitable[None]) -> T:
-    """Do the work; if a guard raises, cancel the work and raise the guard's error."""
-    task = asyncio.ensure_future(work)
-    watching = [asyncio.ensure_future(guard) for guard in guards]
-    try:
-        done, _ = await asyncio.wait([task, *watching], return_when=asyncio.FIRST_COMPLETED)
-        if task not in done:
-            [ended, *_] = done
-            ended.result()
-        return task.result()
-    finally:
-        for one in (task, *watching):
-            one.cancel()
-        await asyncio.gather(task, *watching, return_exceptions=True)
+    await records.ledger.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
 
 
 @dataclass
@@ -253,23 +176,19 @@ class BuildWatch:
         """Raise if events of the build have failed."""
         failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
         if failed:
-            reasons = "; ".join(
-                f"document {one.document}: {one.error or 'no reason given'}" for one in failed
-            )
-            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {reasons}")
+            told = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
+            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {told}")
 
     async def _dropped_because(self) -> str:
         """Return why a relay dropped the index; the refused events have the reason a moment later."""
-        beginning = given_up(self._index)
+        beginning, give_up = given_up(self._index), time.monotonic() + EXPLAINED
         filter = Filter(destination=self._destination, error=beginning)
-        give_up = time.monotonic() + EXPLAINED
         while time.monotonic() < give_up:
             page = await self._records.admin.events(filter, limit=REFUSALS)
             age = time.monotonic() - self._began_at
             own = [one for one in page.entries if (one.seen_at - one.updated_at).total_seconds() < age]
-            if own:
-                reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
-                told = "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons)
+            reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
+            if told := "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons):
                 return f", because it cannot have all documents: {told}"
             await asyncio.sleep(POLL)
         return ""
@@ -282,7 +201,7 @@ class BuildWatch:
         reason = await self._held_up()
         if silent > self.patience:
             if reason is None:
-                flows = await self._records.admin.journal.flows({self._destination: LATELY})
+                flows = await self._records.ledger.flows({self._destination: LATELY})
                 if flows[self._destination].settles:
                     # Events that were emitted before the build's are still ahead.
                     self._moved_at = time.monotonic()
@@ -303,20 +222,15 @@ class BuildWatch:
             return f"{name} is paused: {command(f'resume {name}')}"
         if place is not None and place.circuit != "closed":
             return f"the circuit of {name} is open: {place.circuit_reason or 'no reason given'}"
-        await self._check_blocked()
-        return None
-
-    async def _check_blocked(self) -> None:
-        block, ledger = self.building.destination.on_failed == "block", self._records.ledger
-        waiting = await self._records.undelivered.waiting_for(self._destination, self._index, NAMED)
-        for row in waiting:
-            for entry in await ledger.find(row.id, exact=True):
-                if entry.ordering_key is None:
-                    continue
-                head = await ledger.head(self._destination, entry.ordering_key, block=block)
+        block = self.building.destination.on_failed == "block"
+        for row in await self._records.undelivered.waiting_for(name, self._index, NAMED):
+            found = await ledger.find(row.id, exact=True)
+            for key in [entry.ordering_key for entry in found if entry.ordering_key is not None]:
+                head = await ledger.head(name, key, block=block)
                 if head is not None and head.status == "failed":
                     fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
                     raise ReindexFailed(f"document {row.document} waits behind an event that failed: {fix}")
+        return None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ lock would see the new row, but not the new rows joined to it.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
-from contextlib import aclosing, asynccontextmanager
+from contextlib import aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -72,8 +72,7 @@ class SelectRows:
         """Lock and read a page, and emit its events in the same transaction."""
 
         def emit(size: int, connection: sa.Connection) -> Sequence[Item]:
-            page = self._page(after, size, connection, lock=True)
-            if page:
+            if page := self._page(after, size, connection, lock=True):
                 self._transactions.emit_page(connection, page, calls, also)
             return page
 
@@ -144,7 +143,7 @@ class SelectRows:
         statement = shape.statement.where(shape.id.in_(list(dict.fromkeys(ids)))).order_by(shape.id)
         if shape.entity is None:
             rows = self._execute(connection, statement)
-            items = [source.item(row, row._mapping[source.id], _columns) for row in rows]
+            items = [source.item(row, row._mapping[source.id], shape.fields) for row in rows]
         else:
             with Session(connection, autoflush=False) as session:
                 things = session.scalars(statement).unique()
@@ -156,15 +155,11 @@ class SelectRows:
         try:
             return connection.execute(statement)
         except sa.exc.DBAPIError as error:
-            if error.orig is not None and missing_tables(error.orig):
-                # The table is the application's; the usual message is about the outbox's tables.
-                told = str(error.orig).partition("\n")[0]
-                raise ConfigError(f"{self._source.told}: the select cannot be executed: {told}") from error
-            raise
-
-
-def _columns(row: Any) -> Mapping[str, Any]:
-    return {str(name): value for name, value in row._mapping.items()}
+            if error.orig is None or not missing_tables(error.orig):
+                raise
+            # The table is the application's; the usual message is about the outbox's tables.
+            told = str(error.orig).partition("\n")[0]
+            raise ConfigError(f"{self._source.told}: the select cannot be executed: {told}") from error
 
 
 # Private attributes of SQLAlchemy from here on, tried with 2.1.8: no public API tells which clauses a select
@@ -201,7 +196,9 @@ class Shape:
         return None if self.entity is None else str(sa.inspect(self.entity).mapper.class_.__name__)
 
     def fields(self, thing: Any) -> Mapping[str, Any]:
-        """Return the mapped columns of an object."""
+        """Return the columns of a row, or the mapped columns of an object."""
+        if self.entity is None:
+            return {str(name): value for name, value in thing._mapping.items()}
         return {one.key: getattr(thing, one.key) for one in sa.inspect(self.entity).mapper.column_attrs}
 
     def ids(self, *, lock: bool) -> sa.Select[Any]:
@@ -237,40 +234,32 @@ def shape_of(source: Source, statement: Any) -> Shape:
         fix = "it must be a column of a table, whose rows are locked; name one with Source(id=…)"
         raise ConfigError(f"{source.told}: {source.id} is an expression, or of a subquery; {fix}")
     nullable = bool(getattr(column, "nullable", True))
-    own = column if entity is None else id_
-    return Shape(statement, own, table, named, _kind(column), nullable, entity)
+    return Shape(statement, column if entity is None else id_, table, named, _kind(column), nullable, entity)
 
 
 def _entity(source: Source, statement: sa.Select[Any]) -> Any:
     described = statement.column_descriptions
     # The key is missing for tables without classes.
     entities = [one for one in described if one.get("entity") is not None and one["expr"] is one["entity"]]
-    if not entities:
-        return None
-    if len(described) > 1:
+    if entities and len(described) > 1:
         fix = "select one entity, or columns only"
         raise ConfigError(f"{source.told}: the select gives an entity and more; {fix}")
-    return entities[0]["entity"]
+    return entities[0]["entity"] if entities else None
 
 
 def _id(source: Source, statement: sa.Select[Any], entity: Any) -> Any:
-    if entity is not None:
-        names = [one.key for one in sa.inspect(entity).mapper.column_attrs]
-        found = getattr(entity, source.id) if source.id in names else None
-    else:
-        columns = statement.selected_columns
-        names = [str(name) for name, _ in columns.items()]
-        found = columns.get(source.id)
-    if found is None:
+    columns = statement.selected_columns
+    known = columns if entity is None else sa.inspect(entity).mapper.column_attrs
+    names = list(map(str, known.keys()))
+    if source.id not in names:
         hint = did_you_mean(source.id, names)
         fix = "name the column of the documents' ids with Source(id=…)"
         raise ConfigError(f"{source.told}: the select has no column {source.id!r}{hint}; {fix}")
-    return found
+    return columns[source.id] if entity is None else getattr(entity, source.id)
 
 
 def _kind(column: Any) -> type | None:
-    try:
+    with suppress(NotImplementedError):
         kind: type = column.type.python_type
-    except NotImplementedError:
-        return None
-    return None if kind is object else kind
+        return None if kind is object else kind
+    return None

@@ -18,14 +18,13 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.core.imports import load, told_where
+from relaybox.core.imports import error_with_line, load
 from relaybox.core.text import id_field, text_field
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
 
-FIX = "write where the application's Source is, such as --source shop.search:documents"
 KINDS = "a select, a QuerySet, an iterable, a function that returns one of these, or a Source of it"
 
 AT_ONCE = 1_000
@@ -65,23 +64,19 @@ class Source:
         aggregate_type = self.aggregate_type or entity or "Document"
         return aggregate_type, self.event_type or f"{aggregate_type.lower()}.updated"
 
-    def payload(self, thing: Any, id_: object, default: Callable[[Any], Any]) -> Mapping[str, Any]:
-        """Return the document of a row or an object. Raise ``ConfigError`` with the id."""
-        what = f"{self.told}: the document of {id_!r}"
-        try:
-            made = (self.document or default)(thing)
-        except Exception as error:
-            raise ConfigError(f"{what} cannot be made: {told_where(error)}") from error
-        if not isinstance(made, Mapping):
-            fix = "give a mapping of names and values; Source(document=…) makes one"
-            raise ConfigError(f"{what} is of type {type(made).__name__}; {fix}")
-        return made
-
     def item(self, thing: Any, id_: Any, default: Callable[[Any], Any], key: Any = None) -> Item:
         """Return the item of a row or an object; ``key`` is its position if that is not its id."""
         own = as_key(id_, self)
         aggregate_id = id_field("aggregate_id", id_ if isinstance(id_, int | UUID) else str(own))
-        return Item(aggregate_id, self.payload(thing, id_, default), own if key is None else key)
+        what = f"{self.told}: the document of {id_!r}"
+        try:
+            made = (self.document or default)(thing)
+        except Exception as error:
+            raise ConfigError(f"{what} cannot be made: {error_with_line(error)}") from error
+        if not isinstance(made, Mapping):
+            fix = "give a mapping of names and values; Source(document=…) makes one"
+            raise ConfigError(f"{what} is of type {type(made).__name__}; {fix}")
+        return Item(aggregate_id, made, own if key is None else key)
 
     def check_distinct(self, items: Iterable[Item], kind: str, subquery: str) -> None:
         """Raise ``ConfigError`` if two items that follow each other have the same id."""
@@ -98,7 +93,8 @@ class Source:
 
 def load_source(text: str) -> Source:
     """Return the source at ``module:name``; a bare select, QuerySet, iterable or function becomes one."""
-    return as_source(load(text, f"source = {text!r}", FIX), text)
+    fix = "write where the application's Source is, such as --source shop.search:documents"
+    return as_source(load(text, f"source = {text!r}", fix), text)
 
 
 def as_source(found: Any, name: str = "") -> Source:
@@ -106,12 +102,12 @@ def as_source(found: Any, name: str = "") -> Source:
     if isinstance(found, Source):
         return found if found.name or not name else replace(found, name=name)
     if isinstance(found, type):
-        all_of_it = KINDS
+        documents = KINDS
         if sa.inspect(found, raiseerr=False) is not None:
-            all_of_it = f"its documents: sa.select({found.__name__})"
+            documents = f"its documents: sa.select({found.__name__})"
         elif hasattr(found, "_default_manager"):
-            all_of_it = f"its documents: {found.__name__}.objects.all()"
-        raise ConfigError(f"{_setting(name)}: it is a class; give {all_of_it}")
+            documents = f"its documents: {found.__name__}.objects.all()"
+        raise ConfigError(f"{_setting(name)}: it is a class; give {documents}")
     if not callable(found) and kind_of(found) is None:
         raise ConfigError(f"{_setting(name)}: it is of type {type(found).__name__}; give {KINDS}")
     return Source(found, name=name)
@@ -144,7 +140,7 @@ async def resolve(source: Source) -> Any:
             if inspect.isawaitable(found):
                 found = await found
         except TypeError as error:
-            raise ConfigError(f"{source.told}: the call failed: {told_where(error)}") from error
+            raise ConfigError(f"{source.told}: the call failed: {error_with_line(error)}") from error
     if kind_of(found) is None:
         raise ConfigError(f"{source.told}: the documents are of type {type(found).__name__}; give {KINDS}")
     return found
@@ -174,11 +170,9 @@ class Rows(Protocol):
 
     async def count(self) -> int | None:
         """Return the number of documents, or None if they must be read to count them."""
-        ...
 
     def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
         """Yield pages by key, without locks."""
-        ...
 
     async def emit_after(self, after: Any, size: int, calls: Calls, also: Also) -> Sequence[Item]:
         """In one transaction: lock and read the next page, run ``also``, and emit the events.
@@ -186,7 +180,6 @@ class Rows(Protocol):
         Return the page: smaller if others have locked some rows, ``[]`` at the end. Raise ``Busy`` if a row
         stays locked.
         """
-        ...
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
         """Lock and read these, in one or more transactions, and emit; return the number of events.
@@ -194,11 +187,9 @@ class Rows(Protocol):
         ``calls`` gets the items that exist and the ids that do not. If rows are guarded, nobody can create
         the missing ones before the commit. Raise ``Busy`` if others keep rows locked.
         """
-        ...
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of those that exist, by id, without locks."""
-        ...
 
 
 def find_items(
@@ -208,25 +199,22 @@ def find_items(
 
     ``convert`` makes a column's value of an id, or raises if the column cannot hold it.
     """
+    asked = dict.fromkeys(ids)
     wanted: list[Any] = []
-    for id_ in dict.fromkeys(ids):
+    for id_ in asked:
         with suppress(ValueError, ArithmeticError):
             value = convert(id_)
             if not isinstance(value, int) or -(2**63) <= value < 2**63:
                 wanted.append(value)
     parts = (wanted[start : start + AT_ONCE] for start in range(0, len(wanted), AT_ONCE))
-    asked = set(ids)
     return [item for part in parts for item in read(part) if item.id in asked]
 
 
 def name_of(source: Source, rows: Rows) -> str:
     """Return the name that identifies the backfill when it is resumed."""
-    if source.name:
-        return source.name
-    made = source.documents
-    types = f"{rows.aggregate_type} ({rows.event_type})"
-    if not hasattr(made, "__qualname__"):
-        return types
+    made, types = source.documents, f"{rows.aggregate_type} ({rows.event_type})"
+    if source.name or not hasattr(made, "__qualname__"):
+        return source.name or types
     own = f"{getattr(made, '__module__', '')}:{made.__qualname__}"
     # All lambdas of a module have the same name.
     return f"{own} {types}" if "<lambda>" in own else own
@@ -235,9 +223,7 @@ def name_of(source: Source, rows: Rows) -> str:
 def as_key(value: Any, source: Source) -> Any:
     """Return an id as a checkpoint stores it: a number or text."""
     match value:
-        case bool() | None:
-            pass
-        case int() | str():
+        case int() | str() if not isinstance(value, bool):
             return value
         case UUID() | Decimal():
             return str(value)

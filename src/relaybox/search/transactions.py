@@ -8,6 +8,7 @@ is waited for.
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias, TypeVar
@@ -68,12 +69,12 @@ class Portion:
     """The number of rows to lock at once: it shrinks while others hold some, and grows again after that."""
 
     def __init__(self) -> None:
-        self._most: int | None = None
+        self._most = sys.maxsize
 
     async def take(self, size: int, work: Callable[[int, float], Awaitable[T]]) -> T:
         """Call ``work`` with at most ``size`` rows and the seconds to wait for locks."""
         while True:
-            part = size if self._most is None else min(size, self._most)
+            part = min(size, self._most)
             try:
                 done = await work(part, HURRIED if part > 1 else PATIENT)
             except Busy:
@@ -81,8 +82,7 @@ class Portion:
                     raise
                 self._most = max(1, part // 4)
                 continue
-            if self._most is not None:
-                self._most = max(self._most, part * 2)
+            self._most = max(self._most, part * 2)
             return done
 
 

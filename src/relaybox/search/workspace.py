@@ -18,10 +18,12 @@ from relaybox.operate.admin import Admin
 from relaybox.search.change import LIMITS, Changes, check_target, index_of, search_address
 from relaybox.search.engine import Engine, open_engine
 from relaybox.search.iterable_rows import open_iterable
+from relaybox.search.results import Refused
 from relaybox.search.select_rows import open_select
 from relaybox.search.source import Rows, Source, as_source, kind_of, resolve
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.undelivered import Undelivered
 from relaybox.wire.codec import encode_payload
 
@@ -33,23 +35,18 @@ OF_THE_SOURCE = {"aggregate_type", "destination"}
 """Fields of an index name that are the same for all documents of a source."""
 
 
-@dataclass(frozen=True, slots=True)
-class Unwritable:
-    """A document that the destination would not write, and why."""
-
-    reason: str
-
-
-Wanted: TypeAlias = Mapping[str, Any] | Unwritable | None
-"""The document that belongs in the index, or None."""
+Encoded: TypeAlias = tuple[str | None, bytes | None, str | None]
+Wanted: TypeAlias = Mapping[str, Any] | Refused | None
+"""The document that belongs in the index, why the destination would not write it, or None."""
 
 
 class OutboxRecords(NamedTuple):
-    """The admin service and the queries of what is undelivered, on the same connections."""
+    """The admin service, the queries of what is undelivered, and the store whose connections both share."""
 
     admin: Admin
     undelivered: Undelivered
     ledger: SqlLedger
+    store: SqlStore
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +119,8 @@ async def open_records(outbox: Outbox, actor: str) -> AsyncIterator[OutboxRecord
     store = open_store(outbox.settings.database, outbox.tables)
     try:
         ledger = SqlLedger(store)
-        yield OutboxRecords(Admin(ledger, outbox.settings.destinations, actor), Undelivered(store), ledger)
+        admin = Admin(ledger, outbox.settings.destinations, actor)
+        yield OutboxRecords(admin, Undelivered(store), ledger, store)
     finally:
         await store.close()
 
@@ -140,10 +138,10 @@ async def wanted(
 ) -> Wanted:
     """Return what a destination with these ``changes`` would write for a document."""
     try:
-        event = _event(rows, destination, id_, *encode_payload(payload, LIMITS))
+        event = _event(rows, destination, id_, encode_payload(payload, LIMITS))
         change = await changes.change_of(event)
     except (Reject, Retry, PayloadError) as error:
-        return Unwritable(str(error))
+        return Refused(id_, str(error), at_destination=True)
     return None if change is None else change.document
 
 
@@ -157,13 +155,9 @@ def _index(destination: Destination, rows: Rows) -> str:
 
 
 def _event(
-    rows: Rows,
-    destination: Destination,
-    id_: str = "",
-    text: str | None = None,
-    data: bytes | None = None,
-    encoding: str | None = None,
+    rows: Rows, destination: Destination, id_: str = "", encoded: Encoded = (None, None, None)
 ) -> Delivery:
+    text, data, encoding = encoded
     return Delivery(
         id=NIL,
         event_id=NIL,

@@ -22,7 +22,7 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.sinks.handler import HandlerSink
-from relaybox.sinks.sink import describe
+from relaybox.sinks.sink import RELEASED, Answer, describe
 from relaybox.wire.envelope import BYTES, packer
 from relaybox.wire.tracing import NAMES
 
@@ -64,6 +64,10 @@ class CelerySink(HandlerSink):
     def _limit_of(self, timeout: float) -> float:
         # Publishing again is safe, because the message keeps its id: there is no reason to wait longer.
         return timeout
+
+    def _stopped(self) -> Answer:
+        # For the same reason it is due at once. Stops during an outage of the broker must not count.
+        return RELEASED
 
     def _still_running(self, seconds: float) -> Exception:
         return Unavailable(f"the broker took longer than {seconds:g}s")

@@ -16,12 +16,20 @@ from collections.abc import Awaitable, Callable, Coroutine, Generator
 from typing import Any
 
 from relaybox.core.event import Delivery, Event
-from relaybox.core.outcome import Interrupted, Reject, Retry, Unavailable
+from relaybox.core.outcome import Interrupted, Reject, Retry, Unavailable, unfinished
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, shorten
 from relaybox.sinks.deadline import Deadline
-from relaybox.sinks.sink import AT_A_STRETCH, LeftRunning, OneByOne, describe
-from relaybox.sinks.threads import Threads
+from relaybox.sinks.sink import (
+    AT_A_STRETCH,
+    DELIVERED,
+    Answer,
+    CancelledWithAnswer,
+    OneByOne,
+    answer_of,
+    describe,
+)
+from relaybox.sinks.threads import Call, Threads
 from relaybox.wire.envelope import event_of
 from relaybox.wire.tracing import attached, sampled, stored
 
@@ -106,24 +114,36 @@ class HandlerSink(OneByOne):
             raise self._failed(error) from error
 
     async def _in_thread(self, event: Any) -> None:
-        block = self._limit()
+        call = self._threads.start(self._handler, event)
         try:
-            with block:
-                result = await self._threads.call(self._handler, event)
+            with self._limit():
+                await self._threads.wait(call)
         except asyncio.CancelledError:
-            stopped = Interrupted(
-                "the relay stopped before the handler returned", after=self._deadline.seconds
-            )
-            raise LeftRunning(stopped) from None
-        except ANSWERS:
-            raise
-        except BaseException as error:
-            if block.expired:
+            raise CancelledWithAnswer(self._known_of(call)) from None
+        except TimeoutError:
+            if not call.ended:
                 raise self._still_running(self._limit.seconds) from None
-            raise self._failed(error) from error
+        result = self._result(call)
         if inspect.isawaitable(result):
             # A synchronous function that returns a coroutine: the work has not begun yet.
             await self._within_its_time(result)
+
+    def _known_of(self, call: Call) -> Answer:
+        """Return the answer of a call that the relay does not wait for any longer; it may have ended."""
+        if not call.ended:
+            return self._stopped()
+        try:
+            return self._stopped() if unfinished(self._result(call)) else DELIVERED
+        except Exception as error:
+            return answer_of(error)
+
+    def _result(self, call: Call) -> Any:
+        try:
+            return call.result()
+        except ANSWERS:
+            raise
+        except BaseException as error:
+            raise self._failed(error) from error
 
     def _failed(self, error: BaseException) -> Retry:
         log.warning("%s: the handler failed with %s", self._name, describe(error), exc_info=error)
@@ -135,6 +155,10 @@ class HandlerSink(OneByOne):
 
     def _limit_of(self, timeout: float) -> float:
         return limit_of(timeout)
+
+    def _stopped(self) -> Answer:
+        """Return the answer of a handler that the relay stopped waiting for."""
+        return Interrupted("the relay stopped before the handler returned", after=self._deadline.seconds)
 
     def _still_running(self, seconds: float) -> Exception:
         return Reject(f"the handler is still running after {seconds:g} s; its thread cannot be stopped")

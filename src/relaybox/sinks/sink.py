@@ -21,11 +21,11 @@ T = TypeVar("T")
 Answer: TypeAlias = Delivered | Released | Retry | Reject | Unavailable
 
 
-class LeftRunning(asyncio.CancelledError):
-    """The caller was cancelled while its call keeps running; ``answer`` records that the call was tried."""
+class CancelledWithAnswer(asyncio.CancelledError):
+    """The caller of a sink was cancelled, and this is the answer about the delivery it was sending."""
 
-    def __init__(self, answer: Retry) -> None:
-        super().__init__(answer.reason)
+    def __init__(self, answer: Answer) -> None:
+        super().__init__()
         self.answer = answer
 
 
@@ -150,8 +150,8 @@ class OneByOne(Limited):
                             left = self.begin(delivery)
                             if left is not None:
                                 await left
-                        except LeftRunning as cut:
-                            progress.report(delivery, cut.answer)
+                        except CancelledWithAnswer as cancelled:
+                            progress.report(delivery, cancelled.answer)
                             raise
                         except BaseException as error:
                             answer = _answer(error, sender)

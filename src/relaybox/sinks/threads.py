@@ -12,11 +12,11 @@ import os
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import suppress
-from contextvars import Context, copy_context
+from contextvars import copy_context
 from queue import SimpleQueue
-from typing import Any, NamedTuple
+from typing import Any
 
 from relaybox.core.outcome import Retry, Unreachable
 from relaybox.sinks.sink import describe
@@ -51,13 +51,14 @@ class Threads:
     def left(self) -> int:
         """The number of abandoned threads that are still in their function."""
         # Iterate over a copy: another relay of this process may run in another thread.
-        self._left -= {worker for worker in list(self._left) if not worker.running}
+        self._left -= {worker for worker in list(self._left) if worker.call.ended}
         return len(self._left)
 
     def longer_than(self, seconds: float) -> int:
         """Return the number of functions that have run for longer, including those in abandoned threads."""
         limit = time.monotonic() - seconds
-        return sum(worker.began < limit for worker in (*self._busy, *self._left) if worker.running)
+        calls = [worker.call for worker in (*self._busy, *self._left)]
+        return sum(call.began < limit for call in calls if not call.ended)
 
     def check_room(self) -> None:
         """Raise ``Unreachable`` while too many threads are abandoned."""
@@ -69,18 +70,29 @@ class Threads:
 
     async def call(self, function: Callable[..., Any], *given: Any) -> Any:
         """Run the function in a thread; if the caller is cancelled, abandon the thread."""
+        call = self.start(function, *given)
+        await self.wait(call)
+        return call.result()
+
+    def start(self, function: Callable[..., Any], *given: Any) -> Call:
+        """Start the function in a thread. ``wait`` must follow."""
         worker = self._idle.pop() if self._idle else _Worker(self._name)
         self._busy.add(worker)
+        return worker.start(function, given)
+
+    async def wait(self, call: Call) -> None:
+        """Return when the call has ended; if the caller is cancelled before that, abandon the thread."""
+        worker = call.worker
         try:
-            return await worker.call(function, given)
+            await call.told
         except asyncio.CancelledError:
-            if worker.busy:
+            if not call.ended:
                 self._left.add(worker)
                 worker.leave()
             raise
         finally:
             self._busy.discard(worker)
-            if not worker.busy:
+            if call.ended and not worker.left:
                 self._idle.append(worker)
 
     def close(self) -> None:
@@ -89,34 +101,78 @@ class Threads:
             self._idle.pop().stop()
 
 
-class _Call(NamedTuple):
-    function: Callable[..., Any]
-    given: tuple[Any, ...]
-    context: Context
-    loop: asyncio.AbstractEventLoop
-    answer: asyncio.Future[Any]
+class Call:
+    """A call of a function in a thread. The thread writes how it ended before the event loop is told."""
+
+    def __init__(self, worker: _Worker, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
+        self.worker = worker
+        self.given = given
+        self.began = time.monotonic()
+        self.ended = False
+        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._function = function
+        self._context = copy_context()
+        self._value: Any = None
+        self._error: BaseException | None = None
+
+    def result(self) -> Any:
+        """Return what the function returned, or raise what it raised; to be asked once, after it ended."""
+        error, self._error = self._error, None
+        if error is None:
+            return self._value
+        try:
+            if isinstance(error, StopIteration) or not isinstance(error, Exception):
+                # To the awaiting task these would mean something else: the end of iteration, or an exit.
+                raise Retry(describe(error))
+            raise error
+        finally:
+            # An exception whose traceback leads back to itself waits for a garbage collection.
+            del error
+
+    def run(self) -> None:
+        """Call the function, in the thread."""
+        error = None
+        try:
+            self._value = self._context.run(self._function, *self.given)
+        except BaseException as raised:
+            error = self._error = raised
+        # First: the description of a strange error may fail.
+        self.ended = True
+        if self.worker.left:
+            self._report(error)
+        del error
+        # The event loop may have ended before an abandoned function returns.
+        with suppress(RuntimeError):
+            self.told.get_loop().call_soon_threadsafe(self._tell)
+
+    def _tell(self) -> None:
+        if not self.told.done():
+            self.told.set_result(None)
+
+    def _report(self, error: BaseException | None) -> None:
+        """Log how an abandoned call ended: an operator may have to decide about its event."""
+        how = "it returned" if error is None else describe(error)
+        event = getattr(self.given[0], "id", None) if self.given else None
+        about = "" if event is None else f" for event {event}"
+        after = f"ended after {time.monotonic() - self.began:.0f} s"
+        log.warning("%s: the call%s that was given up %s: %s", self.worker.name, about, after, how)
 
 
 class _Worker:
+    call: Call
+    """The last call."""
+
     def __init__(self, name: str) -> None:
-        self._name = name
+        self.name = name
         self.left = False
         """True if the thread is abandoned."""
-        self.busy = False
-        """True while the thread is in a call, as its event loop sees it."""
-        self.running = False
-        """The same, as the thread sees it: its event loop may have ended earlier."""
-        self.began = 0.0
-        self._calls: SimpleQueue[_Call | None] = SimpleQueue()
+        self._calls: SimpleQueue[Call | None] = SimpleQueue()
         threading.Thread(target=self._run, name="relaybox-handler", daemon=True).start()
 
-    def call(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Awaitable[Any]:
-        loop = asyncio.get_running_loop()
-        answer: asyncio.Future[Any] = loop.create_future()
-        self.busy = self.running = True
-        self.began = time.monotonic()
-        self._calls.put(_Call(function, given, copy_context(), loop, answer))
-        return answer
+    def start(self, function: Callable[..., Any], given: tuple[Any, ...]) -> Call:
+        self.call = Call(self, function, given)
+        self._calls.put(self.call)
+        return self.call
 
     def stop(self) -> None:
         self._calls.put(None)
@@ -127,34 +183,5 @@ class _Worker:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            result, error = None, None
-            try:
-                result = call.context.run(call.function, *call.given)
-            except BaseException as raised:
-                error = raised
-            self.running = False
-            if self.left:
-                self._report(call, error)
-            # The event loop may have ended before an abandoned function returns.
-            with suppress(RuntimeError):
-                call.loop.call_soon_threadsafe(self._answer, call.answer, result, error)
-
-    def _report(self, call: _Call, error: BaseException | None) -> None:
-        """Log how an abandoned call ended: an operator may have to decide about its event."""
-        event = getattr(call.given[0], "id", None) if call.given else None
-        about = "" if event is None else f" for event {event}"
-        ended = "it returned" if error is None else describe(error)
-        after = f"ended after {time.monotonic() - self.began:.0f} s"
-        log.warning("%s: the call%s that was given up %s: %s", self._name, about, after, ended)
-
-    def _answer(self, answer: asyncio.Future[Any], result: Any, error: BaseException | None) -> None:
-        self.busy = False
-        if answer.done():
-            return
-        if error is None:
-            answer.set_result(result)
-        elif isinstance(error, StopIteration) or not isinstance(error, Exception):
-            # To the awaiting task these would mean something else: the end of iteration, or an exit.
-            answer.set_exception(Retry(describe(error)))
-        else:
-            answer.set_exception(error)
+            call.run()
+            del call

@@ -280,7 +280,7 @@ def _untrue(
         return
     for row, arrival, state in fates:
         if state not in STATUSES:
-            yield Finding("untrue", *row[:2], f"{_place(row)} says {state!r}, which is no status")
+            yield Finding("untrue", *row[:2], f"{_place(row)} says {state!r}, which is not a status")
         elif state == "failed" and arrival is not None and not _excuse(in_flight, *row[:2]):
             text = f"{_place(row)} says failed, but was received without any fault"
             yield Finding("untrue", *row[:2], text)

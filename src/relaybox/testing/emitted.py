@@ -104,7 +104,7 @@ class Reader:
             return self._events(self.execute(self._select()))
         if _is_async(connection):
             kind = name_of(type(connection))
-            raise UnsupportedConnection(f"{kind} is asynchronous: await the twin that begins with an a")
+            raise UnsupportedConnection(f"{kind} is asynchronous: await the method with the leading a")
         return self._events(channel(connection, self._event.insert()).execute(self._query()))
 
     async def aread(self, connection: Any = None) -> list[EmittedEvent]:
@@ -113,7 +113,7 @@ class Reader:
             return await asyncio.to_thread(self.read)
         if not _is_async(connection):
             kind = name_of(type(connection))
-            raise UnsupportedConnection(f"{kind} is synchronous: call the twin without the leading a")
+            raise UnsupportedConnection(f"{kind} is synchronous: call the method without the leading a")
         if (asynchronous := async_sqlalchemy(connection)) is not None:
             events: list[EmittedEvent] = await asynchronous.run_sync(self.read)
             return events
@@ -339,8 +339,7 @@ def not_found(
 
 def found_instead(expected: Expectation, found: Sequence[EmittedEvent]) -> str:
     """Return the message of a failed ``refute_emitted``."""
-    head = f"{_events(len(found))} emitted that should not be: {expected}"
-    return "\n".join([head, *table(found)])
+    return "\n".join([f"{_events(len(found))} emitted that should not be: {expected}", *table(found)])
 
 
 def _near(expected: Expectation, events: Sequence[EmittedEvent]) -> Iterator[str]:

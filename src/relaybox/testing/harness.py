@@ -39,23 +39,18 @@ class Harness(Protocol):
         headers: Mapping[str, Any] | None = None,
     ) -> UUID:
         """Commit one event, due ``delay`` seconds from now, and return the row's id."""
-        ...
 
     async def emit_many(self, destination: str, count: int) -> list[UUID]:
         """Commit events without keys in one transaction, and return the rows' ids."""
-        ...
 
     async def see(self, id_: UUID) -> Seen | None:
         """Return the row now, or None."""
-        ...
 
     async def pass_time(self, seconds: float) -> None:
         """Make leases, due times and destinations' times ``seconds`` older, as if that time had passed."""
-        ...
 
     async def hold(self, destination: str, held: bool, *, seconds: float | None = None) -> None:
         """Pause the destination, for ``seconds`` if given, or resume it."""
-        ...
 
 
 LEASE = 60.0

@@ -88,8 +88,7 @@ class OutboxProbe:
         and is flushed; without one, only committed events are seen. See ``Wanted`` for the rest.
         """
         __tracebackhide__ = True
-        expected = self._expect(event_type, wanted)
-        return self._found(expected, self._reader.read(session), count, session)
+        return self._found(self._expect(event_type, wanted), self._reader.read(session), count, session)
 
     async def aassert_emitted(
         self,
@@ -285,7 +284,7 @@ def failure(trouble: Trouble) -> Retry | Reject | Unavailable:
     """Return the answer that a destination's own sink would give in this case."""
     if isinstance(trouble, int):
         if isinstance(trouble, bool) or not 100 <= trouble <= 599 or trouble // 100 == 2:
-            raise ConfigError(f"fail_next: {trouble} is no HTTP status of a failure, such as 503")
+            raise ConfigError(f"fail_next: {trouble} is not an HTTP status of a failure, such as 503")
         return classify(trouble, f"{trouble} {phrase_of(trouble)}".rstrip())
     error = trouble() if isinstance(trouble, type) and issubclass(trouble, BaseException) else trouble
     match error:
@@ -327,14 +326,20 @@ class Tally(Observer):
         """Count deliveries that the claim failed, and record what holds the destination up."""
         self._count.failed += len(claim.failed)
         if claim.held is not None:
-            state = "paused" if claim.held.why == "paused" else "circuit open"
-            self._held[destination] = f"{state}: {claim.held.reason or 'no reason given'}"
+            self._hold(destination, claim.held.why, claim.held.reason)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count each outcome that was written."""
         self._count.add(settlements, lost)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """Forget the hold of a destination with a closed circuit."""
+        """Record why a circuit opened, and forget it when it closes."""
         if state == "closed":
             self._held.pop(destination, None)
+        elif state in ("open", "paused"):
+            # The drain may end before another claim meets it.
+            self._hold(destination, state, reason)
+
+    def _hold(self, destination: str, state: str, reason: str | None) -> None:
+        kind = "paused" if state == "paused" else "circuit open"
+        self._held[destination] = f"{kind}: {reason or 'no reason given'}"

@@ -36,19 +36,15 @@ class SinkHarness(Protocol):
 
     def trouble(self, event_id: UUID, kind: Trouble) -> None:
         """Make the destination answer this event so; ``crash``: break off without an answer."""
-        ...
 
     def together(self, event_ids: Sequence[UUID]) -> None:
         """Make the destination answer none of these events before all have arrived."""
-        ...
 
     async def arrival(self) -> None:
         """Return as soon as an event has arrived."""
-        ...
 
     def received(self) -> list[UUID]:
         """Return the ids of the events that arrived, in order of arrival, with any answer."""
-        ...
 
 
 class SinkContract:
@@ -69,8 +65,7 @@ class SinkContract:
         harness.trouble(batch[1].event_id, "retry")
         harness.trouble(batch[3].event_id, "reject")
         harness.trouble(batch[4].event_id, "unavailable")
-        answers = await harness.sink.send(batch)
-        assert [type_of(answer) for answer in answers] == [
+        assert [type_of(answer) for answer in await harness.sink.send(batch)] == [
             Delivered, Retry, Delivered, Reject, Unavailable, Delivered,
         ]  # fmt: skip
         assert sorted(harness.received()) == sorted(event_ids(batch))
@@ -148,8 +143,7 @@ class SinkContract:
     async def test_a_payload_of_a_newer_version_is_tried_again_later(self, harness: SinkHarness) -> None:
         batch = deliveries(2)
         batch[0] = msgspec.structs.replace(batch[0], payload_encoding="of-tomorrow", payload_data=b"x")
-        answers = await harness.sink.send(batch)
-        assert [type_of(answer) for answer in answers] == [Retry, Delivered]
+        assert [type_of(answer) for answer in await harness.sink.send(batch)] == [Retry, Delivered]
 
     async def test_every_try_carries_the_same_event_id(self, harness: SinkHarness) -> None:
         [delivery] = deliveries(1)

@@ -169,8 +169,8 @@ class Cursors:
                 return kind(text.decode())
         except ValueError:
             pass
-        fix = "hand back the one of the page before, with the same query; or leave it out to begin anew"
-        raise invalid("cursor", f"it is none of this list; {fix}")
+        fix = "hand back the one of the page before, with the same query; or leave it out to begin again"
+        raise invalid("cursor", f"it is not from this list; {fix}")
 
     def _mac(self, about: str, text: bytes) -> bytes:
         return hmac.digest(self._key, about.encode() + b"\0" + text, "sha256")[:MAC]

@@ -7,15 +7,16 @@ not stretch. Unknown values are gaps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import groupby
+from typing import TypeAlias
 
 from starlette.requests import Request
 
+from relaybox.core import text
 from relaybox.operate.admin import Point, Series
-from relaybox.web import show
 
 WIDTH = 1000.0
 HEIGHT = 100.0
@@ -29,29 +30,25 @@ DURATIONS = (
 )
 """Round steps for an axis of durations, in seconds."""
 
-Words = Callable[[float], str]
+STYLES = ("first", "second", "third")
+"""They distinguish the lines of a chart without colour."""
 
+HOURS = {"1h": 1, "24h": 24, "7d": 168}
+"""How far back the charts go, by the period in the URL."""
 
-@dataclass(frozen=True, slots=True)
-class Period:
-    """How far back the charts go."""
-
-    hours: float
-    label: str
-
-
-PERIODS = {"1h": Period(1, "1 h"), "24h": Period(24, "24 h"), "7d": Period(168, "7 d")}
+Words: TypeAlias = Callable[[float | None], str]
+Values: TypeAlias = Sequence[float | None]
 
 
 def chosen_period(request: Request) -> str:
     """Return the period that the URL asks for, or an hour."""
     name = request.query_params.get("period", "")
-    return name if name in PERIODS else "1h"
+    return name if name in HOURS else "1h"
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One quantity: its paths and newest value; ``style`` distinguishes lines without colour."""
+    """One quantity: its paths and newest value."""
 
     name: str
     style: str
@@ -84,37 +81,25 @@ class Chart:
     empty: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Quantity:
-    name: str
-    style: str
-    values: Sequence[float | None]
-
-    @property
-    def known(self) -> list[float]:
-        return [value for value in self.values if value is not None]
-
-
 def charts(series: Series, hours: float) -> tuple[Chart, ...]:
     """Return the four charts of the overview or a destination."""
     begun = series.step <= timedelta(minutes=1) and len(series.points) > 1
     # Leave out the current minute: relays have reported only a part of it.
     ended = Series(series.step, series.points[:-1]) if begun else series
 
-    def quantity(style: str, name: str, field: str = "") -> _Quantity:
-        return _Quantity(name, style, [getattr(point, field or name) for point in ended.points])
+    def values(field: str) -> Values:
+        return [getattr(point, field) for point in ended.points]
 
-    delivered = _Quantity("delivered", "second", [_delivered(point) for point in ended.points])
-    lags = (quantity("first", "p50"), quantity("second", "p95"), quantity("third", "p99"))
-    oldest = quantity("first", "oldest", "oldest_seconds")
+    delivered = [_delivered(point) for point in ended.points]
+    lags = {name: values(name) for name in ("p50", "p95", "p99")}
     # Emitted events are not counted by destination.
     emitted = any(point.emitted is not None for point in series.points)
     rates = "Emitted and delivered" if emitted else "Delivered"
     drawn = (
-        ("rates", rates, "events/s", (quantity("first", "emitted"), delivered), show.rate, False),
-        ("lag", "Lag from emit to delivery", "", lags, show.lag, True),
-        ("backlog", "Backlog", "deliveries", (quantity("first", "pending"),), show.number, False),
-        ("oldest", "Age of the oldest undelivered", "", (oldest,), show.lag, True),
+        ("rates", rates, "events/s", text.rate, {"emitted": values("emitted"), "delivered": delivered}),
+        ("lag", "Lag from emit to delivery", "", text.lag, lags),
+        ("backlog", "Backlog", "deliveries", text.number, {"pending": values("pending")}),
+        ("oldest", "Age of the oldest undelivered", "", text.lag, {"oldest": values("oldest_seconds")}),
     )
     return tuple(_chart(ended, hours, *one) for one in drawn)
 
@@ -130,30 +115,36 @@ def _chart(
     name: str,
     title: str,
     unit: str,
-    quantities: Sequence[_Quantity],
     words: Words,
-    of_time: bool,
+    quantities: Mapping[str, Values],
 ) -> Chart:
-    quantities = [one for one in quantities if one.known] or quantities
-    highest = max((value for quantity in quantities for value in quantity.known), default=0.0)
+    known = {name: [value for value in values if value is not None] for name, values in quantities.items()}
+    empty = not any(known.values())
+    styled = zip(STYLES, quantities.items(), strict=False)
+    shown = [(name, style, values) for style, (name, values) in styled if known[name] or empty]
+    highest = max((value for values in known.values() for value in values), default=0.0)
+    of_time = words is text.lag
     step = nice_step(highest, of_time)
     top = step * MOST_STEPS
     while top - step >= highest and top > step * 2:
         top -= step
-    axis = show.lag if of_time else show.compact
+    axis = text.lag if of_time else text.compact
     return Chart(
         name,
         title,
         unit,
-        _describe(quantities, words, hours),
-        tuple(_line(quantity, top, words, len(quantities) == 1) for quantity in quantities),
+        _describe(known, words, hours),
+        tuple(
+            Line(name, style, *_paths(values, top, len(shown) == 1), words(values[-1] if values else None))
+            for name, style, values in shown
+        ),
         tuple(
             Tick(100 - 100 * count * step / top, axis(count * step) if count else "0")
             for count in range(round(top / step) + 1)
         ),
         tuple(_times(series, hours)),
         "day" if hours > 48 else "minute",
-        not any(quantity.known for quantity in quantities),
+        empty,
     )
 
 
@@ -170,12 +161,13 @@ def nice_step(highest: float, of_time: bool) -> float:
     return next(size * part for part in (1, 2, 5, 10) if size * part >= least)
 
 
-def _line(quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
+def _paths(values: Values, top: float, filled: bool) -> tuple[str, str]:
+    """Return the path of a line, and of the area below it if that is filled."""
     places = [
         None
         if value is None
-        else (WIDTH * (index + 0.5) / len(quantity.values), HEIGHT - HEIGHT * min(value, top) / top)
-        for index, value in enumerate(quantity.values)
+        else (WIDTH * (index + 0.5) / len(values), HEIGHT - HEIGHT * min(value, top) / top)
+        for index, value in enumerate(values)
     ]
     runs = [[place for place in run if place] for known, run in groupby(places, bool) if known]
     paths = [_path(run) for run in runs]
@@ -185,9 +177,7 @@ def _line(quantity: _Quantity, top: float, words: Words, filled: bool) -> Line:
         for path, run in zip(paths, runs, strict=True)
         if filled
     ]
-    latest = quantity.values[-1] if quantity.values else None
-    told = show.NOTHING if latest is None else words(latest)
-    return Line(quantity.name, quantity.style, " ".join(paths), " ".join(areas), told)
+    return " ".join(paths), " ".join(areas)
 
 
 def _path(run: Sequence[tuple[float, float]]) -> str:
@@ -213,12 +203,11 @@ def _times(series: Series, hours: float) -> Iterator[Tick]:
         first += apart
 
 
-def _describe(quantities: Sequence[_Quantity], words: Words, hours: float) -> str:
-    told = [
-        f"{one.name}: newest {words(one.known[-1])}, highest {words(max(one.known))}, "
-        f"lowest {words(min(one.known))}"
-        for one in quantities
-        if one.known
+def _describe(known: Mapping[str, Sequence[float]], words: Words, hours: float) -> str:
+    ranges = [
+        f"{name}: newest {words(values[-1])}, highest {words(max(values))}, lowest {words(min(values))}"
+        for name, values in known.items()
+        if values
     ]
-    period = f"Over the last {show.duration(hours * 3600)}"
-    return f"{period}, {'; '.join(told)}." if told else f"{period} nothing was recorded."
+    period = f"Over the last {text.duration(hours * 3600)}"
+    return f"{period}, {'; '.join(ranges)}." if ranges else f"{period} nothing was recorded."

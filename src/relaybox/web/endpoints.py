@@ -6,11 +6,11 @@ Actions on ids, and on filters that match few rows, are done at once. A filter t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 from uuid import UUID
 
 import msgspec
@@ -19,92 +19,91 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.core.settings import Destination
 from relaybox.errors import did_you_mean
-from relaybox.operate.admin import DestinationStats, Detail, Stats
+from relaybox.operate import documents
 from relaybox.operate.admin_actions import Action, Done, Named
-from relaybox.operate.documents import counts_document, place_document
 from relaybox.operate.health import Health
-from relaybox.operate.why import Reason, is_alive
-from relaybox.stores.ledger import EVERYTHING, Content, Filter
-from relaybox.web import read, schemas, show
+from relaybox.stores.ledger import EVERYTHING, Filter
+from relaybox.web import read, schemas
 from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
-from relaybox.web.redact import Rules, redact, redacted_text
+from relaybox.web.redact import redacted, redacted_text
 from relaybox.web.security import prefix
 
-T = TypeVar("T", bound=Struct)
-Answer: TypeAlias = Struct | Response
-"""The result, or the operation that runs in the background."""
+Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
 
-SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
-"""Fields that may quote other systems."""
+ANSWERS: dict[Endpoint, type[Struct]] = {}
+"""The types of responses, for OpenAPI."""
 
 
-async def stats(request: Request) -> Struct:
+def answers(kind: str | type[Struct], **fields: Any) -> Callable[[Endpoint], Endpoint]:
+    """Say what an endpoint answers with: a known document, or one of this name that has these fields."""
+
+    def mark(endpoint: Endpoint) -> Endpoint:
+        described = inspect.getdoc(endpoint) or ""
+        ANSWERS[endpoint] = documents.document(kind, described, **fields) if isinstance(kind, str) else kind
+        return endpoint
+
+    return mark
+
+
+@answers(documents.StatsDocument)
+async def stats(request: Request) -> Any:
     """Where everything is: counts, destinations and relays."""
-    found, rows = await _stats(request)
-    return schemas.StatsDocument(
-        **counts_document(found.total), destinations=rows, relays=_relays(request, found)
-    )
+    admin = request.state.admin
+    return _redacted(request, documents.stats(await admin.stats(), await admin.destinations()))
 
 
-async def _stats(request: Request) -> tuple[Stats, list[schemas.DestinationDocument]]:
-    admin, rules = request.state.admin, request.app.rules
-    found, configured = await admin.stats(), await admin.destinations()
-    return found, [_destination(one, configured.get(one.name), rules) for one in found.destinations]
-
-
-async def series(request: Request) -> Struct:
-    """What charts are drawn from, of the last hours."""
+@answers("Series", step_seconds=float, points=[documents.PointDocument])
+async def series(request: Request) -> Any:
+    """Return the samples of the last hours, from which the charts are drawn."""
     query: schemas.SeriesQuery = request.state.query
     found = await request.state.admin.series(query.hours, query.destination)
-    return schemas.SeriesDocument(step_seconds=found.step.total_seconds(), points=found.points)
+    return {"step_seconds": found.step.total_seconds(), "points": found.points}
 
 
-async def relays(request: Request) -> Struct:
+@answers("Relays", relays=[documents.RelayDocument])
+async def relays(request: Request) -> Any:
     """The relays that were seen last."""
-    return schemas.RelaysDocument(relays=_relays(request, await request.state.admin.stats()))
+    return {"relays": documents.relays(await request.state.admin.stats())}
 
 
-def _relays(request: Request, found: Stats) -> list[Struct]:
-    kind, rules = schemas.RelayDocument, request.app.rules
-    return [_made(kind, one, rules, alive=is_alive(one)) for one in found.relays]
+@answers("Events", events=[documents.EventDocument], cursor=str | None)
+async def events(request: Request) -> Any:
+    """Deliveries that a filter is true of, newest first.
 
-
-async def events(request: Request) -> Struct:
-    """Deliveries that a filter is true of, newest first."""
+    A short page that has a cursor is worth going on from.
+    """
     query: schemas.EventsQuery = request.state.query
     # A cursor stays valid if the page size changes.
     asked = msgspec.json.encode(replace(query, limit=1, cursor=None)).decode()
     ask = partial(request.state.admin.events, read.filter_of(query))
-    found, cursor = await _page(request, f"events {asked}", ask, UUID)
-    rows = _rendered(request, schemas.EventDocument, found.entries)
-    return schemas.EventsDocument(events=rows, cursor=cursor)
-
-
-def _rendered(request: Request, kind: type[Struct], values: Iterable[object]) -> list[Struct]:
-    return [_made(kind, one, request.app.rules) for one in values]
+    return await _page(request, f"events {asked}", ask, UUID, documents.events)
 
 
 async def _page(
-    request: Request, about: str, ask: Callable[..., Awaitable[Any]], kind: Callable[[str], object]
-) -> tuple[Any, str | None]:
+    request: Request,
+    about: str,
+    ask: Callable[..., Awaitable[Any]],
+    kind: Callable[[str], object],
+    shown: Callable[[Any, str | None], Any],
+) -> Any:
     query, cursors = request.state.query, request.app.cursors
     found = await ask(limit=query.limit, cursor=cursors.open(about, query.cursor, kind))
-    return found, cursors.seal(about, found.cursor)
+    return _redacted(request, shown(found, cursors.seal(about, found.cursor)))
 
 
-async def event(request: Request) -> Struct:
-    """A delivery, or every delivery of an event, with payload, headers and failed attempts."""
+@answers("Deliveries", deliveries=[documents.DetailDocument])
+async def event(request: Request) -> Any:
+    """Return a delivery, or every delivery of an event, with payload, headers and failed attempts."""
     found = await _found(request, request.state.admin.event)
-    return schemas.DeliveriesDocument(deliveries=[_detail(one, request.app.rules) for one in found])
+    return _redacted(request, documents.deliveries(found, partial(redacted_text, rules=request.app.rules)))
 
 
-async def why(request: Request) -> Struct:
+@answers("Reasons", deliveries=[documents.ReasonDocument])
+async def why(request: Request) -> Any:
     """Why each delivery of an id is where it is."""
-    found = await _found(request, request.state.admin.why)
-    return schemas.ReasonsDocument(deliveries=[_reason(one, request.app.rules) for one in found])
+    return _redacted(request, documents.reasons(await _found(request, request.state.admin.why)))
 
 
 async def _found(
@@ -116,146 +115,144 @@ async def _found(
     raise Problem(404, f"No {what} has the id {id_}.")
 
 
-async def failures(request: Request) -> Struct:
-    """What failed for good, in groups of the same destination and the same error."""
+@answers("Failures", failures=[documents.FailureDocument], looked_at=int, capped=bool)
+async def failures(request: Request) -> Any:
+    """Group what failed for good by the same destination and the same error.
+
+    If ``capped``, only the newest ``looked_at`` failures are grouped.
+    """
     query: schemas.FailuresQuery = request.state.query
     found = await request.state.admin.failures(query.destination, limit=query.limit)
-    groups = _rendered(request, schemas.FailureDocument, found.groups)
-    return schemas.FailuresDocument(failures=groups, looked_at=found.looked_at, capped=found.capped)
+    return _redacted(request, documents.failures(found))
 
 
-async def dead_letters(request: Request) -> Struct:
-    """What was given to dead-letter destinations, and why, newest first."""
-    rules = request.app.rules
-    found, cursor = await _page(request, "dead letters", request.state.admin.dead_letters, UUID)
-    rows = [
-        _made(schemas.DeadLetterDocument, row.entry, rules, origin=row.origin, reason=row.reason)
-        for row in found.rows
-    ]
-    return schemas.DeadLettersDocument(dead_letters=rows, cursor=cursor)
+@answers("DeadLetters", dead_letters=[documents.DeadLetterDocument], cursor=str | None)
+async def dead_letters(request: Request) -> Any:
+    """List what was given to dead-letter destinations, and why, newest first."""
+    ask = request.state.admin.dead_letters
+    return await _page(request, "dead letters", ask, UUID, documents.dead_letters)
 
 
-async def retry(request: Request) -> Answer:
-    """Start failed deliveries anew, with all their attempts; without a body, all of them."""
+@answers(documents.DONE["retry"])
+async def retry(request: Request) -> Any:
+    """Start failed deliveries again, with all their attempts; without a body, all of them."""
     return await _act(request, "retry")
 
 
-async def replay(request: Request) -> Answer:
+@answers(documents.DONE["replay"])
+async def replay(request: Request) -> Any:
     """Send final deliveries once more, as new rows of the same events."""
     return await _act(request, "replay", to=request.state.body.to)
 
 
-async def discard(request: Request) -> Answer:
+@answers(documents.DONE["discard"])
+async def discard(request: Request) -> Any:
     """Give up failed or pending deliveries; the next one of each key becomes due."""
     return await _act(request, "discard")
 
 
-async def move(request: Request) -> Answer:
+@answers(documents.DONE["move"])
+async def move(request: Request) -> Any:
     """Give a destination's pending and failed deliveries to another."""
     body: schemas.MoveBody = request.state.body
     return await _act_on_all(request, "move", Filter(destination=body.from_), to=body.to)
 
 
-async def _act(request: Request, action: Action, **options: str | None) -> Answer:
+async def _act(request: Request, action: Action, **options: str | None) -> Any:
     body: schemas.ActionBody = request.state.body
-    what = _what(body, everything=action == "retry")
-    if isinstance(what, Filter):
-        return await _act_on_all(request, action, what, **options)
-    act = getattr(request.state.admin, action)
-    return _told(action, await act(what, dry_run=body.dry_run, **options), body.dry_run)
+    filter = EVERYTHING if body.filter is None else read.filter_of(body.filter)
+    if body.ids is None:
+        _check_filter(filter, all=body.all, optional=action == "retry")
+        return await _act_on_all(request, action, filter, **options)
+    if body.all or filter != Filter(destination=filter.destination):
+        raise invalid("ids", "of a filter, only its destination goes together with ids")
+    if body.background or body.rate is not None:
+        raise invalid("ids", "what ids name is done at once; leave out background and rate")
+    act, what = getattr(request.state.admin, action), Named(body.ids, filter.destination)
+    return documents.done(action, await act(what, dry_run=body.dry_run, **options), dry_run=body.dry_run)
 
 
-async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Answer:
+def _check_filter(filter: Filter, *, all: bool, optional: bool) -> None:
+    if all and filter != EVERYTHING:
+        raise invalid("all", "say all or a filter, not both")
+    if not optional and not all and filter == EVERYTHING:
+        raise Problem(422, 'Say which: "ids", a "filter" such as {"destination": "NAME"}, or "all": true.')
+
+
+async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Any:
     admin, body = request.state.admin, request.state.body
     counted = await admin.count(action, what, **options)
     if body.dry_run:
-        return _told(action, Done(counted.count), True, counted.capped)
+        return documents.done(action, Done(counted.count), dry_run=True, capped=counted.capped)
     if body.background or counted.capped or body.rate is not None:
         bulk, actor = request.app.service.bulk(), request.state.user.name
         begun = await bulk.start(actor, action, what, rate=body.rate, **options)
-        location = f"{prefix(request)}/api/operations/{begun.id}"
-        [operation] = _rendered(request, schemas.OperationDocument, [begun])
-        return answer(operation, 202, {"location": location})
-    act = getattr(admin, action)
-    return _told(action, await act(what.destination if action == "move" else what, **options), False)
+        return answer(
+            _redacted(request, documents.made(documents.OperationDocument, begun)),
+            202,
+            {"location": f"{prefix(request)}/api/operations/{begun.id}"},
+        )
+    done = await getattr(admin, action)(what.destination if action == "move" else what, **options)
+    return documents.done(action, done, dry_run=False)
 
 
-def _what(body: schemas.ActionBody, *, everything: bool) -> Filter | Named:
-    filter = EVERYTHING if body.filter is None else read.filter_of(body.filter)
-    if body.ids is not None:
-        if body.all or filter != Filter(destination=filter.destination):
-            raise invalid("ids", "of a filter, only its destination goes together with ids")
-        if body.background or body.rate is not None:
-            raise invalid("ids", "what ids name is done at once; leave out background and rate")
-        return Named(body.ids, filter.destination)
-    if body.all and filter != EVERYTHING:
-        raise invalid("all", "say all or a filter, not both")
-    if not everything and not body.all and filter == EVERYTHING:
-        raise Problem(422, 'Say which: "ids", a "filter" such as {"destination": "NAME"}, or "all": true.')
-    return filter
-
-
-def _told(action: Action, done: Done, dry_run: bool, capped: bool = False) -> Struct:
-    return schemas.DONE[action](
-        **{schemas.PAST[action]: done.affected},
-        skipped=done.skipped,
-        unknown=list(done.unknown),
-        dry_run=dry_run,
-        capped=capped,
-    )
-
-
-async def operations(request: Request) -> Struct:
+@answers("Operations", operations=[documents.OperationDocument])
+async def operations(request: Request) -> Any:
     """Bulk actions in the background, newest first."""
     found = await request.state.admin.operations(request.state.query.limit)
-    return schemas.OperationsDocument(operations=_rendered(request, schemas.OperationDocument, found))
+    return _redacted(request, {"operations": documents.each(documents.OperationDocument, found)})
 
 
-async def operation(request: Request) -> Struct:
-    """A bulk action: how far it is."""
+@answers(documents.OperationDocument)
+async def operation(request: Request) -> Any:
+    """Return a bulk action, and how far it is."""
     found = await _found(request, request.state.admin.operation, "operation")
-    return _made(schemas.OperationDocument, found, request.app.rules)
+    return _redacted(request, documents.made(documents.OperationDocument, found))
 
 
-async def cancel(request: Request) -> Struct:
+@answers("Cancelled", cancelled=bool)
+async def cancel(request: Request) -> Any:
     """Stop a bulk action; what it has done stays done."""
     found = await _found(request, request.state.admin.operation, "operation")
-    return schemas.CancelledDocument(cancelled=await request.state.admin.cancel(found.id))
+    return {"cancelled": await request.state.admin.cancel(found.id)}
 
 
-async def destinations(request: Request) -> Struct:
+@answers("Destinations", destinations=[documents.DestinationDocument])
+async def destinations(request: Request) -> Any:
     """Every destination that is configured, or has rows."""
-    _, rows = await _stats(request)
-    return schemas.DestinationsDocument(destinations=rows)
+    return {"destinations": (await stats(request))["destinations"]}
 
 
-async def destination(request: Request) -> Struct:
+@answers(documents.DestinationDocument)
+async def destination(request: Request) -> Any:
     """One destination: its deliveries, and what holds it up."""
-    name, (_, rows) = await _known(request), await _stats(request)
-    [found] = [one for one in rows if one.name == name]
-    return found
+    name, found = await _known(request), await stats(request)
+    return next(one for one in found["destinations"] if one["name"] == name)
 
 
-async def pause(request: Request) -> Struct:
+@answers("Paused", destination=str, paused=bool, reason=str, until=datetime | None)
+async def pause(request: Request) -> Any:
     """Let nothing more be sent there, until a time or until it is resumed."""
     body: schemas.PauseBody = request.state.body
     name, until = await _known(request), read.moment(body.until, "until", 1)
     if until is not None and until <= datetime.now(UTC):
         raise invalid("until", "this time is over; write one to come, or a duration such as 30m")
     await request.state.admin.pause(name, body.reason, until)
-    return schemas.PausedDocument(destination=name, paused=True, reason=body.reason, until=until)
+    return {"destination": name, "paused": True, "reason": body.reason, "until": until}
 
 
-async def resume(request: Request) -> Struct:
+@answers("Resumed", destination=str, resumed=bool)
+async def resume(request: Request) -> Any:
     """End a pause, and close an open circuit."""
     name = await _known(request)
-    return schemas.ResumedDocument(destination=name, resumed=await request.state.admin.resume(name))
+    return {"destination": name, "resumed": await request.state.admin.resume(name)}
 
 
-async def test(request: Request) -> Struct:
+@answers("Tested", destination=str, event_id=UUID)
+async def test(request: Request) -> Any:
     """Write an event that shows whether deliveries arrive there."""
     name = await _known(request)
-    return schemas.TestedDocument(destination=name, event_id=await request.state.admin.test(name))
+    return {"destination": name, "event_id": await request.state.admin.test(name)}
 
 
 async def _known(request: Request) -> str:
@@ -266,98 +263,43 @@ async def _known(request: Request) -> str:
     return name
 
 
-async def audit(request: Request) -> Struct:
-    """What operators did, newest first."""
-    found, cursor = await _page(request, "audit", request.state.admin.audits, number)
-    rows = _rendered(request, schemas.AuditDocument, found.rows)
-    return schemas.AuditsDocument(audit=rows, cursor=cursor)
+@answers("Audits", audit=[documents.AuditDocument], cursor=str | None)
+async def audit(request: Request) -> Any:
+    """List what operators did, newest first."""
+    return await _page(request, "audit", request.state.admin.audits, number, documents.audits)
 
 
-async def livez(request: Request) -> Struct:
-    """Whether this process answers."""
-    return schemas.AliveDocument(alive=True)
+@answers("Alive", alive=bool)
+async def livez(request: Request) -> Any:
+    """Answer as long as this process runs."""
+    return {"alive": True}
 
 
+@answers("Health", ready=bool, problems=[documents.TroubleDocument])
 async def readyz(request: Request) -> Response:
-    """Whether work flows: 503 and the reasons where it does not."""
+    """Check that work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
-    problems: list[Any] = _rendered(request, schemas.TroubleDocument, health.problems)
+    document = _redacted(request, health)
     if request.state.user is None:
         # Hide what follows the colon, addresses and texts of other systems, from anonymous callers.
-        problems = [replace(one, reason=one.reason.partition(":")[0]) for one in problems]
-    document = schemas.HealthDocument(ready=health.ready, problems=problems)
+        for problem in document["problems"]:
+            problem["reason"] = problem["reason"].partition(":")[0]
     return answer(document, 200 if health.ready else 503)
 
 
 async def metrics(request: Request) -> Response:
-    """What Prometheus scrapes."""
+    """Return the metrics for Prometheus."""
     from relaybox.operate.metrics import exposition
 
-    namespace = request.app.outbox.settings.namespace
-    body, media_type = await exposition(request.state.admin, namespace)
+    body, media_type = await exposition(request.state.admin, request.app.outbox.settings.namespace)
     return Response(body, headers={"content-type": media_type})
 
 
 def answer(document: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
     """Return a document as JSON, in ASCII: stored texts may not be encodable as UTF-8."""
-    body = json.dumps(msgspec.to_builtins(document, str_keys=True), separators=(",", ":")).encode()
+    body = documents.to_json(document, separators=(",", ":")).encode()
     return Response(body, status, dict(headers or {}), "application/json")
 
 
-def _made(kind: type[T], value: object, rules: Rules, **more: Any) -> T:
-    """Return a document with the attributes of a value, redacted; ``more`` overrides them."""
-    found = {name: getattr(value, name) for name in kind.__struct_fields__ if name not in more} | more
-    for name in SCRUBBED:
-        if found.get(name) is not None:
-            found[name] = rules.scrub(found[name])
-    if "details" in found:
-        # Convert values such as UUIDs to text first.
-        found["details"] = redact(json.loads(json.dumps(dict(found["details"]), default=str)), rules)
-    return kind(**found)
-
-
-def _destination(
-    one: DestinationStats, configured: Destination | None, rules: Rules
-) -> schemas.DestinationDocument:
-    """Return a destination; of its settings, nothing that may be secret."""
-    paused, circuit = place_document(one.place).values()
-    if circuit["reason"]:
-        circuit["reason"] = rules.scrub(circuit["reason"])
-    settings = {name: getattr(configured, name, None) for name in ("ordered", "max_attempts", "dead_letter")}
-    return _made(
-        schemas.DestinationDocument,
-        one,
-        rules,
-        **counts_document(one.counts),
-        **settings,
-        sink=None if configured is None else show.place(configured.sink),
-        retrying=one.counts.retrying,
-        paused=paused and schemas.PauseDocument(**paused),
-        circuit=schemas.CircuitDocument(**circuit),
-    )
-
-
-def _detail(found: Detail, rules: Rules) -> Struct:
-    content = found.content or Content(None, None, None, "null")
-    return _made(
-        schemas.DetailDocument,
-        found.entry,
-        rules,
-        payload=redacted_text(content.payload, rules),
-        payload_encoding=content.payload_encoding,
-        payload_size=None if content.payload_data is None else len(content.payload_data),
-        headers=redacted_text(content.headers, rules),
-        failed_attempts=[_made(schemas.AttemptDocument, one, rules) for one in found.attempts],
-    )
-
-
-def _reason(found: Reason, rules: Rules) -> schemas.ReasonDocument:
-    return _made(
-        schemas.ReasonDocument,
-        found.entry,
-        rules,
-        why=found.kind,
-        text=found.text,
-        until=found.until,
-        behind=None if found.behind is None else _reason(found.behind, rules),
-    )
+def _redacted(request: Request, document: Any) -> Any:
+    return redacted(document, request.app.rules)

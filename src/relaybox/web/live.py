@@ -119,8 +119,7 @@ def digest(stats: Stats) -> dict[str, Any]:
     alive = sorted(relay.name for relay in stats.relays if is_alive(relay))
     mark = hashlib.sha256(json.dumps([seen, alive]).encode()).hexdigest()[:16]
     total = stats.total
-    pending = total.due + total.scheduled + total.parked
-    return {"mark": mark, "pending": pending, "failed": total.failed}
+    return {"mark": mark, "pending": total.due + total.scheduled + total.parked, "failed": total.failed}
 
 
 def _message(event: str, data: dict[str, Any]) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from starlette.requests import Request
 
+from relaybox.operate import documents
 from relaybox.web import schemas
 from relaybox.web.problems import MEDIA_TYPE
 from relaybox.web.security import prefix
@@ -33,7 +34,7 @@ def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
     """Return the OpenAPI 3.1 document of all routes that are not pages."""
     served = [route for route in routes if route.kind != "page"]
     types = {kind for route in served for kind in (route.body, route.answer) if _is_struct(kind)}
-    types |= {schemas.ProblemDocument, schemas.OperationDocument}
+    types |= {schemas.ProblemDocument, documents.OperationDocument}
     _, components = msgspec.json.schema_components(
         sorted(types, key=lambda one: one.__name__), ref_template=REF
     )
@@ -105,15 +106,15 @@ def _present(schema: dict[str, Any]) -> dict[str, Any]:
 
 def _responses(route: Route) -> dict[str, Any]:
     content: dict[str, Any] = {"schema": {"type": "object"}}
-    if _is_struct(route.answer):
+    if route.answer is not None:
         content = _ref(route.answer)
     if route.media_type != "application/json":
         content = {"schema": {"type": "string"}}
-    told = {"description": route.summary or "Done.", "content": {route.media_type: content}}
-    responses: dict[str, Any] = {"200": told, "4XX": PROBLEM, "5XX": PROBLEM}
+    answer = {"description": route.summary or "Done.", "content": {route.media_type: content}}
+    responses: dict[str, Any] = {"200": answer, "4XX": PROBLEM, "5XX": PROBLEM}
     if issubclass(route.body, schemas.ActionBody | schemas.MoveBody):
-        operation = {"application/json": _ref(schemas.OperationDocument)}
+        operation = {"application/json": _ref(documents.OperationDocument)}
         responses["202"] = {"description": "It goes on in the background.", "content": operation}
-    if route.answer is schemas.HealthDocument:
-        responses["503"] = told
+    if route.path == "/readyz":
+        responses["503"] = answer
     return responses

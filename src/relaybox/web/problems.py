@@ -34,14 +34,14 @@ class Problem(Exception):
 
     def response(self) -> Response:
         """Return the problem as ``application/problem+json``."""
-        told = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        document = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
         headers = {"cache-control": "no-store", **self.headers}
-        return Response(json.dumps({**told, **self.more}).encode(), self.status, headers, MEDIA_TYPE)
+        return Response(json.dumps({**document, **self.more}).encode(), self.status, headers, MEDIA_TYPE)
 
 
-def invalid(parameter: str, detail: str, status: int = 422) -> Problem:
+def invalid(parameter: str, detail: str) -> Problem:
     """Return the problem of a wrong parameter or field of the body."""
-    return Problem(status, f"{parameter}: {detail}", parameter=parameter)
+    return Problem(422, f"{parameter}: {detail}", parameter=parameter)
 
 
 def translate(error: Exception) -> Problem:

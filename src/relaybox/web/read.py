@@ -63,7 +63,7 @@ async def body(request: Request, kind: type[T]) -> T:
     _check_type(request, "application/json")
     document = _json(data)
     if not isinstance(document, dict):
-        raise Problem(422, f"The body is no object but of type {type(document).__name__}; write {{…}}.")
+        raise Problem(422, f"The body is not an object but of type {type(document).__name__}; write {{…}}.")
     return _made(document, kind, "field", strict=True)
 
 
@@ -109,7 +109,7 @@ def parsed(kind: Callable[[str], V], text: str) -> V | None:
 def identifier(text: str) -> UUID:
     """Parse an id in a path."""
     if (found := parsed(UUID, text)) is None:
-        raise invalid("id", f"{shorten(text)} is no UUID")
+        raise invalid("id", f"{shorten(text)} is not a UUID")
     return found
 
 
@@ -152,10 +152,10 @@ def _hint(name: str, known: tuple[str, ...]) -> str:
 
 
 def _explained(error: msgspec.ValidationError) -> Problem:
-    told = " ".join(str(error).split())
-    match = _AT.fullmatch(told)
+    message = " ".join(str(error).split())
+    match = _AT.fullmatch(message)
     if match is None:
-        return Problem(422, told)
+        return Problem(422, message)
     parameter = match[2] or "body"
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", match[1])
     if unknown and parameter == "filter":
@@ -182,8 +182,8 @@ def _json(data: bytes) -> Any:
     except RecursionError:
         raise too_deep from None
     except ValueError as error:
-        told = str(error) if isinstance(error, json.JSONDecodeError | _Refused) else type(error).__name__
-        raise Problem(400, f"The body is no JSON in UTF-8: {told}.") from None
+        reason = str(error) if isinstance(error, json.JSONDecodeError | _Refused) else type(error).__name__
+        raise Problem(400, f"The body is not JSON in UTF-8: {reason}.") from None
     level = [document]
     for _ in range(DEEPEST):
         level = [below for one in level for below in _inside(one)]
@@ -208,4 +208,4 @@ def _once(members: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_constant(text: str) -> None:
-    raise _Refused(f"{text} is no number")
+    raise _Refused(f"{text} is not a number")

@@ -7,7 +7,10 @@ import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
+
+import msgspec
 
 HIDDEN = "•••"
 DEEP = "…"
@@ -18,6 +21,12 @@ NAMES = (
     "session", "signature", "apikey", "accesskey", "privatekey", "card", "cvv", "cvc", "iban", "ssn",
 )  # fmt: skip
 """A field is hidden if its name contains one of these; only letters and digits count, without case."""
+
+SCRUBBED = ("error_message", "error", "message", "reason", "retrying", "text")
+"""Fields of documents that may quote other systems."""
+
+KEPT = ("paused", "payload", "headers")
+"""Members of documents that stay: the words of an operator, and what is redacted when it is read."""
 
 DEEPEST = 100
 
@@ -107,3 +116,20 @@ def redacted_text(text: str | None, rules: Rules) -> Any:
         return redact(json.loads(text, parse_constant=str), rules)
     except (ValueError, RecursionError):
         return HIDDEN
+
+
+def redacted(document: Any, rules: Rules) -> Any:
+    """Return a document as plain values, without secrets in texts of other systems and in details."""
+
+    def member(name: str, value: Any) -> Any:
+        if name in SCRUBBED and isinstance(value, str):
+            return rules.scrub(value)
+        if name in KEPT:
+            return value
+        if name == "details":
+            return redact(value, rules)
+        if isinstance(value, dict):
+            return {key: member(key, one) for key, one in value.items()}
+        return [member("", one) for one in value] if isinstance(value, list | tuple) else value
+
+    return member("", msgspec.to_builtins(document, builtin_types=(datetime,)))

@@ -9,9 +9,10 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from starlette.requests import Request
 
-from relaybox.web import endpoints, login, pages, schemas
+from relaybox.web import endpoints, login, schemas
 from relaybox.web.live import live
 from relaybox.web.openapi import openapi
+from relaybox.web.pages import actions, destinations, events, system
 from relaybox.web.schemas import Nothing
 from relaybox.web.settings import Role
 from relaybox.web.templating import static
@@ -28,15 +29,19 @@ class Route:
     ``request.state.form``, with its CSRF token checked. An ``open`` route answers to any host name.
     """
 
-    method: Literal["GET", "POST"]
     path: str
     endpoint: Endpoint
-    role: Role | None
-    kind: Literal["api", "page", "open"]
+    role: Role | None = "viewer"
+    kind: Literal["api", "page", "open"] = "page"
+    method: Literal["GET", "POST"] = "GET"
     query: type[msgspec.Struct] = Nothing
     body: type[msgspec.Struct] = Nothing
-    answer: Any = None
     media_type: str = "application/json"
+
+    @property
+    def answer(self) -> type[msgspec.Struct] | None:
+        """Return the type of the response, for OpenAPI."""
+        return endpoints.ANSWERS.get(self.endpoint)
 
     @property
     def summary(self) -> str:
@@ -44,71 +49,64 @@ class Route:
         return (self.endpoint.__doc__ or "").strip().partition("\n")[0]
 
 
-def _get(path: str, endpoint: Endpoint, answer: Any, query: type[msgspec.Struct] = Nothing) -> Route:
-    return Route("GET", f"/api{path}", endpoint, "viewer", "api", query=query, answer=answer)
+def _get(path: str, endpoint: Endpoint, query: type[msgspec.Struct] = Nothing) -> Route:
+    return Route(f"/api{path}", endpoint, "viewer", "api", query=query)
 
 
-def _post(path: str, endpoint: Endpoint, answer: Any, body: type[msgspec.Struct] = Nothing) -> Route:
-    return Route("POST", f"/api{path}", endpoint, "operator", "api", body=body, answer=answer)
-
-
-def _page(path: str, endpoint: Endpoint) -> Route:
-    return Route("GET", path, endpoint, "viewer", "page")
+def _post(path: str, endpoint: Endpoint, body: type[msgspec.Struct] = Nothing) -> Route:
+    return Route(f"/api{path}", endpoint, "operator", "api", "POST", body=body)
 
 
 API = (
-    _get("/stats", endpoints.stats, schemas.StatsDocument),
-    _get("/series", endpoints.series, schemas.SeriesDocument, schemas.SeriesQuery),
-    _get("/relays", endpoints.relays, schemas.RelaysDocument),
-    _get("/events", endpoints.events, schemas.EventsDocument, schemas.EventsQuery),
-    _get("/events/{id}", endpoints.event, schemas.DeliveriesDocument),
-    _get("/events/{id}/why", endpoints.why, schemas.ReasonsDocument),
-    _get("/failures", endpoints.failures, schemas.FailuresDocument, schemas.FailuresQuery),
-    _get("/dead-letters", endpoints.dead_letters, schemas.DeadLettersDocument, schemas.PageQuery),
-    _post("/retry", endpoints.retry, schemas.DONE["retry"], schemas.ActionBody),
-    _post("/replay", endpoints.replay, schemas.DONE["replay"], schemas.ReplayBody),
-    _post("/discard", endpoints.discard, schemas.DONE["discard"], schemas.ActionBody),
-    _post("/move", endpoints.move, schemas.DONE["move"], schemas.MoveBody),
-    _get("/operations", endpoints.operations, schemas.OperationsDocument, schemas.LimitQuery),
-    _get("/operations/{id}", endpoints.operation, schemas.OperationDocument),
-    _post("/operations/{id}/cancel", endpoints.cancel, schemas.CancelledDocument),
-    _get("/destinations", endpoints.destinations, schemas.DestinationsDocument),
-    _get("/destinations/{name}", endpoints.destination, schemas.DestinationDocument),
-    _post("/destinations/{name}/pause", endpoints.pause, schemas.PausedDocument, schemas.PauseBody),
-    _post("/destinations/{name}/resume", endpoints.resume, schemas.ResumedDocument),
-    _post("/destinations/{name}/test", endpoints.test, schemas.TestedDocument),
-    _get("/audit", endpoints.audit, schemas.AuditsDocument, schemas.PageQuery),
-    _get("/openapi.json", openapi, Any),
+    _get("/stats", endpoints.stats),
+    _get("/series", endpoints.series, schemas.SeriesQuery),
+    _get("/relays", endpoints.relays),
+    _get("/events", endpoints.events, schemas.EventsQuery),
+    _get("/events/{id}", endpoints.event),
+    _get("/events/{id}/why", endpoints.why),
+    _get("/failures", endpoints.failures, schemas.FailuresQuery),
+    _get("/dead-letters", endpoints.dead_letters, schemas.PageQuery),
+    _post("/retry", endpoints.retry, schemas.ActionBody),
+    _post("/replay", endpoints.replay, schemas.ReplayBody),
+    _post("/discard", endpoints.discard, schemas.ActionBody),
+    _post("/move", endpoints.move, schemas.MoveBody),
+    _get("/operations", endpoints.operations, schemas.LimitQuery),
+    _get("/operations/{id}", endpoints.operation),
+    _post("/operations/{id}/cancel", endpoints.cancel),
+    _get("/destinations", endpoints.destinations),
+    _get("/destinations/{name}", endpoints.destination),
+    _post("/destinations/{name}/pause", endpoints.pause, schemas.PauseBody),
+    _post("/destinations/{name}/resume", endpoints.resume),
+    _post("/destinations/{name}/test", endpoints.test),
+    _get("/audit", endpoints.audit, schemas.PageQuery),
+    _get("/openapi.json", openapi),
 )
 
 WATCHED = (
-    Route("GET", "/livez", endpoints.livez, None, "open", answer=schemas.AliveDocument),
-    Route("GET", "/readyz", endpoints.readyz, None, "open", answer=schemas.HealthDocument),
-    Route("GET", "/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
+    Route("/livez", endpoints.livez, None, "open"),
+    Route("/readyz", endpoints.readyz, None, "open"),
+    Route("/metrics", endpoints.metrics, "viewer", "open", media_type="text/plain"),
 )
 
 PAGES = (
-    Route("POST", "/login", login.enter, None, "page"),
-    Route("POST", "/logout", login.leave, "viewer", "page"),
-    _page("/", pages.destinations.overview),
-    _page("/destinations", pages.destinations.destinations),
-    _page("/destinations/{name}", pages.destinations.destination),
-    _page("/events", pages.events.events),
-    _page("/events/{id}", pages.events.event),
-    _page("/failures", pages.events.failures),
-    _page("/dead-letters", pages.events.dead_letters),
-    _page("/operations", pages.system.operations),
-    _page("/relays", pages.system.relays),
-    _page("/audit", pages.system.audit),
-    _page("/system", pages.system.system),
-    Route("GET", "/actions/confirm", pages.actions.confirm, "operator", "page"),
-    *(
-        Route("POST", f"/actions/{name}", act, "operator", "page")
-        for name, act in pages.actions.ACTIONS.items()
-    ),
-    _page("/live", live),
-    Route("GET", "/login", login.login, None, "page"),
-    Route("GET", "/static/{file}", static, None, "page"),
+    Route("/login", login.enter, None, method="POST"),
+    Route("/logout", login.leave, method="POST"),
+    Route("/", destinations.overview),
+    Route("/destinations", destinations.destinations),
+    Route("/destinations/{name}", destinations.destination),
+    Route("/events", events.events),
+    Route("/events/{id}", events.event),
+    Route("/failures", events.failures),
+    Route("/dead-letters", events.dead_letters),
+    Route("/operations", system.operations),
+    Route("/relays", system.relays),
+    Route("/audit", system.audit),
+    Route("/system", system.system),
+    Route("/actions/confirm", actions.confirm, "operator"),
+    *(Route(f"/actions/{name}", act, "operator", method="POST") for name, act in actions.ACTIONS.items()),
+    Route("/live", live),
+    Route("/login", login.login, None),
+    Route("/static/{file}", static, None),
 )
 
 ROUTES: tuple[Route, ...] = (*API, *WATCHED, *PAGES)

@@ -20,6 +20,7 @@ from starlette.responses import Response
 from starlette.types import Message, Send
 
 from relaybox.web.problems import Problem
+from relaybox.web.read import parsed
 from relaybox.web.settings import address_of, is_loopback
 
 HEADER = "x-csrf-token"
@@ -89,10 +90,8 @@ def _host_name(request: Request) -> str:
 
 def _loopback_url(text: str) -> bool:
     """True if the URL names this host, or is empty."""
-    try:
-        return not text or is_loopback(urlsplit(text).hostname or "")
-    except ValueError:
-        return False
+    parts = parsed(urlsplit, text)
+    return not text or (parts is not None and is_loopback(parts.hostname or ""))
 
 
 def check_origin(request: Request) -> None:
@@ -109,12 +108,9 @@ def check_origin(request: Request) -> None:
 
 def _same(origin: str, request: Request) -> bool:
     """True if the origin has our host. Schemes may differ: behind a TLS proxy, a server sees only http."""
-    try:
-        parts = urlsplit(origin)
-    except ValueError:
-        return False
-    port = {"http": ":80", "https": ":443"}.get(parts.scheme)
-    if port is None or not parts.netloc:
+    parts = parsed(urlsplit, origin)
+    port = None if parts is None else {"http": ":80", "https": ":443"}.get(parts.scheme)
+    if parts is None or port is None or not parts.netloc:
         return False
     host = request.headers.get("host", "").lower()
     return parts.netloc.lower().removesuffix(port) == host.removesuffix(port)
@@ -138,7 +134,7 @@ class Csrf:
         """Raise unless ``given`` is the session's token, or the cookie's before login."""
         wanted = self.token(session) if session else _kept(request)
         if not wanted or not hmac.compare_digest(wanted.encode(), given.encode("utf-8", "replace")):
-            fix = f"send it as the header {HEADER} or the field {FIELD}; a page loaded anew has one"
+            fix = f"send it as the header {HEADER} or the field {FIELD}; a page that is loaded again has one"
             raise Problem(403, f"The CSRF token is missing or wrong: {fix}.")
 
 

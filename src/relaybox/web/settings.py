@@ -156,8 +156,7 @@ class WebSettings:
         """Create it from the ``[web]`` table; ``more`` overrides the table."""
         fixes = {"token": "write it in a [web.users.NAME] table"}
         names = [item.name for item in fields(cls)]
-        given = known_only(table, names, "[web]", fixes)
-        return cls(**given | known_only(more, names, "the web", fixes))
+        return cls(**known_only(table, names, "[web]", fixes) | known_only(more, names, "the web", fixes))
 
     def reveal(self) -> tuple[Known, ...]:
         """Return the users with their tokens; raise if a token is missing, or two users share one."""
@@ -182,14 +181,12 @@ class WebSettings:
 
     def check_binding(self, *, require_users: bool = False) -> None:
         """Raise if other hosts could reach it without logging in."""
+        problem = "no users are configured; add a [web.users.NAME] table with a token and a role"
         if require_users and not self.users:
-            fix = "add a [web.users.NAME] table with a token and a role"
-            raise ConfigError(f"web: --require-users, and no users are configured; {fix}")
+            raise ConfigError(f"web: --require-users, and {problem}")
         if not self.users and not is_loopback(self.host):
-            fix = "add a [web.users.NAME] table with a token and a role, or listen on 127.0.0.1"
-            raise ConfigError(
-                f"web: host = {self.host!r} is reachable from elsewhere and no users are configured; {fix}"
-            )
+            reached = f"host = {self.host!r} is reachable from elsewhere"
+            raise ConfigError(f"web: {reached} and {problem}, or listen on 127.0.0.1")
 
 
 def is_loopback(host: str) -> bool:

@@ -8,6 +8,7 @@ import hashlib
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, urlencode
@@ -16,9 +17,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
 
-from relaybox.core.text import plural
+from relaybox.core import text
 from relaybox.operate.documents import counted
-from relaybox.web import show
 from relaybox.web.security import keep_form_token, prefix, set_cookie
 
 FRAGMENT = "x-relaybox-fragment"
@@ -37,7 +37,7 @@ TYPES = {
     "icon.svg": "image/svg+xml",
 }
 
-FILTERS = ("number", "duration", "lag", "rate", "size", "spelled", "machine", "segment", "shortened")
+FILTERS = ("number", "duration", "lag", "rate", "spelled", "machine", "shortened")
 
 SECTIONS = ("destinations", "events", "failures", "dead-letters", "operations", "relays", "audit", "system")
 NAVIGATION = (
@@ -68,8 +68,7 @@ def redirect(request: Request, path: str, message: str, kind: str = "done") -> R
     """Redirect to a page that shows a message once; ``kind`` is ``done`` or ``trouble``."""
     response = RedirectResponse(prefix(request) + path, 303)
     shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
-    cut = shown[:LONGEST_FLASH].decode("utf-8", "ignore")
-    text = json.dumps([kind, cut], ensure_ascii=False).encode()
+    text = json.dumps([kind, shown[:LONGEST_FLASH].decode("utf-8", "ignore")], ensure_ascii=False).encode()
     set_cookie(request, response, FLASH, base64.urlsafe_b64encode(text).decode(), 60)
     return response
 
@@ -80,8 +79,7 @@ def read_flash(request: Request) -> tuple[str, str] | None:
         kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
     except (ValueError, TypeError, RecursionError):
         return None
-    known = kind in ("done", "trouble") and isinstance(text, str)
-    return (kind, text[:LONGEST_FLASH]) if known else None
+    return (kind, text[:LONGEST_FLASH]) if kind in ("done", "trouble") and isinstance(text, str) else None
 
 
 def back(given: str | None, otherwise: str) -> str:
@@ -151,9 +149,10 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters.update({name: getattr(show, name) for name in FILTERS})
+    filters = {name: getattr(text, name) for name in FILTERS}
+    environment.filters.update(filters, segment=partial(quote, safe=""))
     environment.globals.update(
-        ago=show.ago, counted=counted, plural=plural, version_of=version_of, nothing=show.NOTHING
+        ago=text.distance, counted=counted, plural=text.plural, version_of=version_of, nothing=text.NOTHING
     )
     return environment
 

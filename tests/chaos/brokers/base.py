@@ -14,7 +14,7 @@ from uuid import UUID
 from tests.servers.restart import Restartable
 from tests.waiting import wait_for
 
-PATIENCE = 30.0  # Seconds for a broker to do what it is told
+PATIENCE = 30.0  # Seconds for a broker to do what it is asked
 DOWN = r"cannot connect|broke|[Cc]onnection|no broker|no answer"
 SILENT = r"no answer|no acknowledgement|did not confirm|no broker|broke|cannot connect"
 
@@ -47,21 +47,21 @@ class Broker(Protocol):
 
     @property
     def harms(self) -> Mapping[str, Harm]:
-        """What can befall it, by name."""
+        """Return the faults that can be injected into it, by name."""
 
     @property
     def url(self) -> str:
-        """Where relays send to."""
+        """Return the URL that relays send to."""
 
     def make(self) -> None:
-        """A new place, which is empty; the old one is forgotten."""
+        """Make a new, empty place and forget the old one."""
 
     def read(self) -> list[Message]:
-        """All messages since the place was made, those of a key in order, also of what was deleted."""
+        """Return all messages since the place was made, in order for each key, also of what was deleted."""
 
 
 def nothing() -> None:
-    """It ends by itself."""
+    """Do nothing: the fault ends by itself."""
 
 
 class Local:
@@ -97,7 +97,7 @@ SINKS = (
 
 @contextmanager
 def running(name: str) -> Iterator[Broker]:
-    """A server of this kind; entering raises ``tests.servers.base.Unavailable`` where it cannot be had."""
+    """Run a server of this kind; raise ``tests.servers.base.Unavailable`` if it is not installed."""
     module = import_module(f"tests.chaos.brokers.{name}")
     with module.server.broker(**module.OPTIONS) as started:
         yield module.KIND(started)

@@ -90,7 +90,7 @@ class Kafka:
     def _set(self, name: str, value: str) -> None:
         entry = ConfigEntry(name, value, incremental_operation=AlterConfigOpType.SET)
         resource = ConfigResource(ResourceType.TOPIC, self._topic, incremental_configs=[entry])
-        # A client that nobody holds gives up what it was asked.
+        # A client without a reference gives up what it was asked.
         admin = self._admin()
         [done] = admin.incremental_alter_configs([resource]).values()
         done.result(PATIENCE)
@@ -108,7 +108,7 @@ class Kafka:
             done.result(PATIENCE)
 
     def _rules(self, kind: type[T]) -> list[T]:
-        """Where a topic has a rule, what no rule allows is forbidden too."""
+        """Return the rules that refuse writes: once a topic has one, what no rule allows is refused too."""
         anybody = ResourceType.TOPIC, self._topic, ResourcePatternType.LITERAL, "User:*", "*"
         return [
             kind(*anybody, AclOperation.ALL, AclPermissionType.ALLOW),
@@ -136,7 +136,7 @@ class Kafka:
         wait_for(made, "the topic is there")
 
     def _delete(self) -> None:
-        """It takes nothing any more, is read, and goes."""
+        """Stop writes to the topic, read it and delete it."""
         self._forbid()
         self._wait_until_still()
         self._gone += self._messages()

@@ -111,7 +111,7 @@ class RabbitMq:
         self._ask(unbind)
 
     def _delete(self) -> None:
-        """Nothing is routed to the queue any more, and it goes when it is empty."""
+        """Stop routing to the queue, and delete it when it is empty."""
         self._unbind()
         for _ in range(10):
             self._ask(self._drain)

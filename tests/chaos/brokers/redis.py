@@ -13,7 +13,7 @@ from tests.servers.restart import Restartable
 
 
 class Redis(Local):
-    """A durable server. A stream is made by whoever adds to it, so one that was deleted is no trouble."""
+    """A durable server. Adding to a stream creates it, so deleting one causes no trouble."""
 
     name = "redis"
 
@@ -49,7 +49,7 @@ class Redis(Local):
             client.config_set("maxmemory", size)
 
     def _delete(self) -> None:
-        """To whoever adds to it a stream with another name is gone as well, and all of it at one moment."""
+        """Rename the stream: for those that add to it, all of it is gone at once; we can still read it."""
         with self._client() as client:
             if client.exists(self._stream):
                 self._gone.append(f"{self._stream}-{len(self._gone)}")

@@ -24,7 +24,7 @@ def pack(total: int, using: str = "default") -> int:
 
 @task
 async def apack(total: int, using: str = "default") -> None:
-    """The same, asynchronously."""
+    """Do the same in an asynchronous task."""
     await sync_to_async(Order.objects.using(using).create)(total=total)
 
 
@@ -43,5 +43,5 @@ def refuse(reason: str) -> None:
 
 
 def no_task(*args: Any) -> None:
-    """Not to be called."""
+    """Fail: it must not be called."""
     raise AssertionError

@@ -18,7 +18,7 @@ def place(request: HttpRequest) -> HttpResponse:
 
 
 async def aplace(request: HttpRequest) -> HttpResponse:
-    """The same in an asynchronous view."""
+    """Do the same in an asynchronous view."""
     order = await sync_to_async(transaction.atomic(order_of))(request)
     return HttpResponse(str(order.pk), status=201)
 

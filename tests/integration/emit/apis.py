@@ -68,7 +68,7 @@ class Api:
         return rows
 
     async def begin(self, connection: Any) -> None:
-        """What an application does before its first statement; nothing where the driver begins."""
+        """Begin a transaction as an application does; do nothing if the driver begins it."""
 
     async def savepoint(self, connection: Any) -> Callable[[], Awaitable[Any]]:
         """Open a savepoint; what is returned rolls it back."""

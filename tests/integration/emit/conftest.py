@@ -43,7 +43,7 @@ class Oops(Exception):
 
 
 def make_outbox(url: str, **settings: Any) -> Outbox:
-    """An outbox whose destinations show every strategy."""
+    """Return an outbox whose destinations show every strategy."""
     return Outbox(url, **{"destinations": DESTINATIONS, "routes": ROUTES} | settings)
 
 
@@ -57,12 +57,12 @@ def create_tables(url: str, outbox: Outbox) -> None:
 
 @cache
 def reader(url: str) -> sa.Connection:
-    """A connection that sees what is committed at the moment of each query."""
+    """Return a connection that sees what is committed at the moment of each query."""
     return sync_engine(url, isolation_level="AUTOCOMMIT").connect()
 
 
 def payloads(url: str, outbox: Outbox, aggregate: str) -> list[Any]:
-    """What is committed of an aggregate, in the order of positions."""
+    """Return the committed payloads of an aggregate, in the order of positions."""
     event = outbox.tables.event.c
     query = sa.select(event.payload).where(event.aggregate_id == aggregate).order_by(event.position)
     return list(reader(url).scalars(query))
@@ -85,7 +85,7 @@ class Place:
         return connection
 
     async def begun(self) -> Any:
-        """A connection in the state in which an application emits."""
+        """Return a connection in the state in which an application emits."""
         connection = await self.open()
         await self.api.begin(connection)
         return connection
@@ -107,7 +107,7 @@ class Place:
 
     @asynccontextmanager
     async def block(self, connection: Any) -> AsyncIterator[None]:
-        """The outbox's transaction block on the connection."""
+        """Return the outbox's transaction block on the connection."""
         block = self.outbox.transaction(connection)
         if self.api.asynchronous:
             async with block as given:
@@ -129,7 +129,7 @@ class Place:
             raise Oops
 
     def rows(self) -> list[Any]:
-        """The committed rows of this test's aggregate, in the order of their positions."""
+        """Return the committed rows of this test's aggregate, in the order of their positions."""
         event = self.outbox.tables.event
         # MySQL's stand-ins for partial indexes are no columns elsewhere.
         columns = [column for column in event.c if "ddl" not in column.info or column.name == "position"]
@@ -152,7 +152,7 @@ class Place:
 
 @pytest.fixture(scope="module")
 def prepared(module_database: Callable[[str], str]) -> Iterator[Prepared]:
-    """A database of each kind with the tables in it, made once a module."""
+    """Yield a database of each kind with the tables in it, made once a module."""
     made: dict[str, tuple[str, Outbox]] = {}
 
     def prepare(kind: str) -> tuple[str, Outbox]:
@@ -168,7 +168,7 @@ def prepared(module_database: Callable[[str], str]) -> Iterator[Prepared]:
 
 
 def only(condition: Callable[[Api, str], bool]) -> pytest.MarkDecorator:
-    """The places of which ``condition`` is true."""
+    """Return the places for which ``condition`` is true."""
     chosen = [
         pytest.param((api, kind), id=f"{api}-{kind}", marks=() if fast(api, kind) else pytest.mark.full)
         for api, kind in PLACES

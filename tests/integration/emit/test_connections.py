@@ -56,7 +56,7 @@ async def test_the_other_kind_of_call_says_which_one_to_use(place: Place) -> Non
 @pytest.mark.parametrize(
     "connection", [None, "postgresql://", object(), 1], ids=lambda value: type(value).__name__
 )
-def test_what_is_no_connection_is_named_with_what_is(connection: Any) -> None:
+def test_an_unsupported_connection_is_named_with_the_supported_ones(connection: Any) -> None:
     kind = type(connection).__qualname__
     with pytest.raises(UnsupportedConnection, match=rf"^{kind} is no connection.*psycopg.*asyncmy"):
         make_outbox("sqlite://").emit(connection, *ORDER)
@@ -211,7 +211,7 @@ def test_names_of_tables_are_settings(prepared: Prepared) -> None:
         assert reader(url).execute(sa.select(sa.func.count()).select_from(outbox.tables.event)).scalar() == 1
 
 
-def test_a_pipeline_in_autocommit_is_no_transaction_unless_it_begins_one(prepared: Prepared) -> None:
+def test_a_pipeline_in_autocommit_is_not_a_transaction_unless_it_begins_one(prepared: Prepared) -> None:
     url, outbox = prepared("postgresql-18")
     event = ("Order", uuid4().hex, "order.paid", {})
     with psycopg.connect(url, autocommit=True) as connection, connection.pipeline():

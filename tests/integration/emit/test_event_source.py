@@ -56,7 +56,7 @@ class Shop:
 
     @contextmanager
     def ordering(self) -> Iterator[tuple[Session, Order]]:
-        """A session with a new order in it."""
+        """Yield a session with a new order in it."""
         with self.session() as session:
             order = Order()
             session.add(order)
@@ -119,6 +119,50 @@ def test_an_object_without_changes_is_heard_before_the_commit(shop: Shop) -> Non
         shop.record(order, "without a transaction before it")
         session.commit()
     assert shop.payloads() == ["kept", "without a transaction before it"]
+
+
+@pytest.mark.parametrize("changed", [False, True], ids=["clean", "dirty"])
+@pytest.mark.parametrize("when", ["before_commit", "after_flush_postexec"])
+def test_what_a_listener_records_in_the_commit_is_written(shop: Shop, when: str, changed: bool) -> None:
+    with shop.ordering() as (session, order):
+        session.commit()
+        order.total = 2 if changed else order.total
+
+        def record(session: Session, *_: Any) -> None:
+            shop.record(order, "late")
+
+        sa.event.listen(session, when, record, once=True)
+        shop.record(order, "early")
+        session.commit()
+        assert shop.payloads() == ["early", "late"]
+        shop.record(order, "rolled back")
+        session.rollback()
+        session.commit()
+    assert shop.payloads() == ["early", "late"]
+
+
+@pytest.mark.filterwarnings("error::sqlalchemy.exc.SAWarning")
+@pytest.mark.parametrize("when", ["before_flush", "after_flush"])
+def test_what_a_listener_records_in_the_flush_of_a_commit_does_not_touch_the_object(
+    shop: Shop, when: str
+) -> None:
+    updates: list[Order] = []
+
+    def note(_mapper: object, _connection: object, order: Order) -> None:
+        updates.append(order)
+
+    with shop.ordering() as (session, order):
+        session.commit()
+        assert order.total == 0
+        session.add(Line(order_id=order.id, number=1))
+        sa.event.listen(session, when, lambda *_: shop.record(order, "line added"), once=True)
+        sa.event.listen(Order, "before_update", note)
+        try:
+            session.commit()
+        finally:
+            sa.event.remove(Order, "before_update", note)
+    assert shop.payloads() == ["line added"]
+    assert updates == []
 
 
 def test_events_of_several_objects_keep_the_order_in_which_they_were_recorded(shop: Shop) -> None:
@@ -305,7 +349,7 @@ def test_an_unknown_option_is_refused_where_it_is_written(shop: Shop) -> None:
 
 
 def test_each_of_many_short_lived_makers_is_attached() -> None:
-    """A new one often gets the id of one that is gone."""
+    """Often a new object gets the id of one that is gone."""
     engine = sa.create_engine("sqlite://", poolclass=sa.StaticPool)
     outbox = make_outbox("sqlite://")
     for metadata in (outbox.tables.event.metadata, Base.metadata):

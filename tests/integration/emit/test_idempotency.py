@@ -1,4 +1,4 @@
-"""A second event of the same type and key writes nothing, answers with the first's id, and is no error."""
+"""A second event of the same type and key writes nothing, returns the first's id, and raises nothing."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def in_background(place: Place, awaitable: Awaitable[Any]) -> asyncio.Task
 
 
 def is_retryable(error: BaseException) -> bool:
-    """Whether it is a database's own error that callers know to retry, not one of ours."""
+    """True if it is a database's own error that callers know to retry, not one of ours."""
     beneath: Any = getattr(error, "orig", None) or error
     code = getattr(beneath, "sqlstate", None) or getattr(beneath, "pgcode", None) or beneath.args[0]
     return not isinstance(error, EmitError) and any(known in str(code) for known in RETRYABLE)

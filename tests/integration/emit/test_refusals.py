@@ -64,12 +64,12 @@ REFUSALS = {
     "aggregate id with a NUL": option(InvalidField, "NUL", aggregate_id="x\0"),
     "aggregate id with a surrogate": option(InvalidField, "surrogate", aggregate_id="\ud800"),
     "gigantic aggregate id": option(InvalidField, "bits", aggregate_id=10**5000),
-    "event type that is no text": option(InvalidField, "event_type", event_type=1),
+    "event type that is not a str": option(InvalidField, "event_type", event_type=1),
     "unrouted": option(Unrouted, "no route takes", event_type="nobody.asked"),
     "unknown destination": option(UnknownDestination, "did you mean 'one'", destinations=["oen"]),
     "no destinations": option(InvalidField, "at least one", destinations=[]),
     "naive deliver_at": option(InvalidField, "time zone", deliver_at=datetime(2025, 1, 1)),
-    "deliver_at that is no datetime": option(InvalidField, "datetime", deliver_at="tomorrow"),
+    "deliver_at that is not a datetime": option(InvalidField, "datetime", deliver_at="tomorrow"),
     "deliver_at where ordered": option(
         InvalidField, "is ordered", deliver_at=datetime(2040, 1, 1, tzinfo=UTC), event_type="ordered.x"
     ),
@@ -80,7 +80,7 @@ REFUSALS = {
     "bad header": option(PayloadError, r"headers\.a", headers={"a": float("nan")}),
     "no tenant where ordered by it": option(InvalidField, "tenant", destinations=["by_tenant"]),
     "long tenant": option(InvalidField, "at most 255", tenant="x" * 256),
-    "key that is no text": option(InvalidField, "key", key=1, event_type="ordered.x"),
+    "key that is not a str": option(InvalidField, "key", key=1, event_type="ordered.x"),
 }
 
 ONE_API_A_DATABASE = {

@@ -1,4 +1,4 @@
-"""After a commit, and only then, relays are told which destinations have events."""
+"""After a commit, and only then, relays learn which destinations have events."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.integration.emit.conftest import ORDER, Place, Prepared, make_outbox,
 from tests.waiting import PATIENCE
 
 
-class Told:
-    """A caller that keeps what it was told."""
+class Calls:
+    """A caller that records its calls."""
 
     def __init__(self) -> None:
         self.names: list[set[str]] = []
@@ -31,7 +31,7 @@ class Told:
         pass
 
     def take(self) -> list[set[str]]:
-        """What came since the last look."""
+        """Return what came since the last look."""
         names, self.names = self.names, []
         return names
 
@@ -41,11 +41,11 @@ def call_with(outbox: Outbox, caller: Any) -> None:
 
 
 @pytest.fixture
-def told(place: Place) -> Iterator[Told]:
-    """The caller of the place's outbox."""
-    told = Told()
-    call_with(place.outbox, told)
-    yield told
+def calls(place: Place) -> Iterator[Calls]:
+    """Record the calls of the place's outbox."""
+    calls = Calls()
+    call_with(place.outbox, calls)
+    yield calls
     call_with(place.outbox, None)
 
 
@@ -58,21 +58,21 @@ connections = only(lambda api, kind: not is_session(api))
 
 
 @sessions
-async def test_a_session_tells_after_its_commit_and_once(place: Place, told: Told) -> None:
+async def test_a_session_tells_after_its_commit_and_once(place: Place, calls: Calls) -> None:
     session = await place.begun()
     for _ in range(2):
         await place.emit(session, "both.paid")
         await place.emit(session)
-        assert told.take() == []
+        assert calls.take() == []
         await place.api.commit(session)
-        assert told.take() == [{"one", "two"}]
+        assert calls.take() == [{"one", "two"}]
     await place.api.run(session, "SELECT 1")
     await place.api.commit(session)
-    assert told.take() == []
+    assert calls.take() == []
 
 
 @sessions
-async def test_a_rollback_tells_nobody_and_is_forgotten(place: Place, told: Told) -> None:
+async def test_a_rollback_tells_nobody_and_is_forgotten(place: Place, calls: Calls) -> None:
     session = await place.begun()
     await place.emit(session)
     await place.api.rollback(session)
@@ -82,12 +82,12 @@ async def test_a_rollback_tells_nobody_and_is_forgotten(place: Place, told: Told
     await place.api.close(session)
     await place.api.run(session, "SELECT 1")
     await place.api.commit(session)
-    assert told.take() == []
+    assert calls.take() == []
 
 
 @sessions
-async def test_what_a_savepoint_took_back_is_not_told_even_if_it_was_released_in_it(
-    place: Place, told: Told
+async def test_an_event_that_a_savepoint_took_back_wakes_nobody_even_if_it_was_released_in_it(
+    place: Place, calls: Calls
 ) -> None:
     session = await place.begun()
     await place.emit(session, destinations=["one"])
@@ -104,36 +104,36 @@ async def test_what_a_savepoint_took_back_is_not_told_even_if_it_was_released_in
         async with place.block(session):
             await place.emit(session, destinations=["by_nothing"])
     await place.emit_and_fail(session, destinations=["two"])
-    assert told.take() == []
+    assert calls.take() == []
     await place.api.commit(session)
-    assert told.take() == [{"one", "by_type", "by_nothing"}]
+    assert calls.take() == [{"one", "by_type", "by_nothing"}]
 
 
-async def test_a_block_tells_after_its_commit(place: Place, told: Told) -> None:
+async def test_a_block_tells_after_its_commit(place: Place, calls: Calls) -> None:
     connection = await place.open()
     for _ in range(2):
         async with place.block(connection):
             await place.emit(connection, "both.paid")
-            assert told.take() == []
-        assert told.take() == [{"one", "two"}]
+            assert calls.take() == []
+        assert calls.take() == [{"one", "two"}]
         assert place.rows()
     async with place.block(connection):
         pass
-    assert told.take() == []
+    assert calls.take() == []
 
 
 @connections
-async def test_a_block_that_raises_tells_nobody(place: Place, told: Told) -> None:
+async def test_a_block_that_raises_tells_nobody(place: Place, calls: Calls) -> None:
     connection = await place.open()
     await place.emit_and_fail(connection, destinations=["one"])
     async with place.block(connection):
         await place.emit(connection, destinations=["two"])
-    assert told.take() == [{"two"}]
+    assert calls.take() == [{"two"}]
 
 
 @connections
 async def test_an_inner_block_tells_with_the_outer_one_unless_it_was_taken_back(
-    place: Place, told: Told
+    place: Place, calls: Calls
 ) -> None:
     connection = await place.open()
     async with place.block(connection):
@@ -141,66 +141,66 @@ async def test_an_inner_block_tells_with_the_outer_one_unless_it_was_taken_back(
         await place.emit_and_fail(connection, destinations=["by_type"])
         async with place.block(connection):
             await place.emit(connection, destinations=["two"])
-        assert told.take() == []
-    assert told.take() == [{"one", "two"}]
+        assert calls.take() == []
+    assert calls.take() == [{"one", "two"}]
 
 
 @connections
-async def test_in_somebody_elses_transaction_nobody_knows_of_its_commit(place: Place, told: Told) -> None:
+async def test_in_somebody_elses_transaction_nobody_knows_of_its_commit(place: Place, calls: Calls) -> None:
     connection = await place.begun()
     await place.emit(connection)
     async with place.block(connection):
         await place.emit(connection)
     await place.api.commit(connection)
     assert len(place.rows()) == 2
-    assert told.take() == []
+    assert calls.take() == []
 
 
 @only(lambda api, kind: kind != "postgresql-15")
-async def test_what_commits_by_itself_is_told_at_once(place: Place, told: Told) -> None:
+async def test_an_event_in_autocommit_wakes_relays_at_once(place: Place, calls: Calls) -> None:
     connection = await place.open(autocommit=True)
     await place.emit(connection, autocommit=True)
-    assert told.take() == [{"one"}]
+    assert calls.take() == [{"one"}]
     await place.emit(connection, "both.paid", autocommit=True, idempotency_key=place.id)
-    assert told.take() == [{"one", "two"}]
+    assert calls.take() == [{"one", "two"}]
     assert len(place.rows()) == 3
 
 
 @only(lambda api, kind: api.name == "Session-psycopg" and kind == "postgresql-18")
-async def test_a_duplicate_has_nothing_to_tell(place: Place, told: Told) -> None:
+async def test_a_duplicate_has_nothing_to_tell(place: Place, calls: Calls) -> None:
     session = await place.begun()
     await place.emit(session, idempotency_key=place.id)
     await place.api.commit(session)
     await place.emit(session, idempotency_key=place.id)
     await place.api.commit(session)
-    assert told.take() == [{"one"}]
+    assert calls.take() == [{"one"}]
 
 
 @only(lambda api, kind: api.name == "psycopg" and kind == "postgresql-18")
-async def test_psycopgs_own_way_out_of_a_block_is_a_rollback(place: Place, told: Told) -> None:
+async def test_psycopgs_own_way_out_of_a_block_is_a_rollback(place: Place, calls: Calls) -> None:
     connection = await place.open()
     with place.outbox.transaction(connection):
         await place.emit(connection)
         raise psycopg.Rollback
     assert place.rows() == []
-    assert told.take() == []
+    assert calls.take() == []
 
 
-Ready = tuple[sa.Engine, Outbox, Told]
+Ready = tuple[sa.Engine, Outbox, Calls]
 
 
 @pytest.fixture
 def ready(prepared: Prepared) -> Iterator[Ready]:
-    """An outbox on PostgreSQL and its caller."""
+    """Yield an outbox on PostgreSQL and its caller."""
     url, outbox = prepared("postgresql-18")
-    told = Told()
-    call_with(outbox, told)
-    yield sync_engine(url), outbox, told
+    calls = Calls()
+    call_with(outbox, calls)
+    yield sync_engine(url), outbox, calls
     call_with(outbox, None)
 
 
 def test_a_commit_that_fails_tells_nobody(ready: Ready) -> None:
-    engine, outbox, told = ready
+    engine, outbox, calls = ready
     with engine.begin() as connection:
         connection.exec_driver_sql("CREATE TABLE once (id int UNIQUE DEFERRABLE INITIALLY DEFERRED)")
     with Session(engine) as session:
@@ -218,44 +218,44 @@ def test_a_commit_that_fails_tells_nobody(ready: Ready) -> None:
         connection.execute("INSERT INTO once VALUES (1), (1)")
         with pytest.raises(psycopg.errors.UniqueViolation):
             block.__exit__(None, None, None)
-    assert told.take() == []
+    assert calls.take() == []
 
 
 @pytest.mark.parametrize("mode", ["conditional_savepoint", "create_savepoint", "control_fully"])
 def test_a_session_inside_its_connections_transaction(ready: Ready, mode: Any) -> None:
-    engine, outbox, told = ready
+    engine, outbox, calls = ready
     with engine.connect() as connection, connection.begin() as transaction:
         with Session(connection, join_transaction_mode=mode) as session:
             outbox.emit(session, *ORDER)
             session.commit()
-        assert told.take() == ([{"one"}] if mode == "control_fully" else [])
+        assert calls.take() == ([{"one"}] if mode == "control_fully" else [])
         assert transaction.is_active is (mode != "control_fully")
         if transaction.is_active:
             with outbox.transaction(connection), Session(connection) as session:
                 outbox.emit(session, *ORDER)
                 session.commit()
             transaction.rollback()
-    assert told.take() == []
+    assert calls.take() == []
 
 
-def test_a_session_in_a_block_of_its_connection_is_told_of_by_the_block(ready: Ready) -> None:
-    engine, outbox, told = ready
+def test_a_session_in_a_block_of_its_connection_wakes_relays_when_the_block_commits(ready: Ready) -> None:
+    engine, outbox, calls = ready
     with engine.connect() as connection:
         with outbox.transaction(connection), Session(connection) as session:
             outbox.emit(session, *ORDER)
             session.commit()
-            assert told.take() == []
-        assert told.take() == [{"one"}]
+            assert calls.take() == []
+        assert calls.take() == [{"one"}]
 
 
 def test_two_outboxes_in_one_session_tell_each_their_own(ready: Ready) -> None:
-    engine, outbox, told = ready
-    other, also = make_outbox(outbox.settings.database), Told()
+    engine, outbox, calls = ready
+    other, also = make_outbox(outbox.settings.database), Calls()
     call_with(other, also)
     with Session(engine) as session, session.begin():
         outbox.emit(session, *ORDER)
         other.emit(session, *ORDER, destinations=["two"])
-    assert told.take() == [{"one"}]
+    assert calls.take() == [{"one"}]
     assert also.take() == [{"two"}]
 
 
@@ -268,8 +268,8 @@ class Thing(EventSource, Base):
     id: Mapped[int] = mapped_column(primary_key=True)
 
 
-def test_recorded_events_are_told_of_too(ready: Ready) -> None:
-    engine, outbox, told = ready
+def test_recorded_events_wake_relays_too(ready: Ready) -> None:
+    engine, outbox, calls = ready
     Base.metadata.create_all(engine)
     make_session = outbox.attach(sessionmaker(engine))
     with make_session() as session:
@@ -277,20 +277,20 @@ def test_recorded_events_are_told_of_too(ready: Ready) -> None:
         session.add(thing)
         thing.record("order.made", {})
         session.commit()
-        assert told.take() == [{"one"}]
+        assert calls.take() == [{"one"}]
         with session.begin_nested() as savepoint:
             thing.record("both.made", {})
             session.flush()
             savepoint.rollback()
         session.commit()
-        assert told.take() == []
+        assert calls.take() == []
         thing.record("both.made", {})
         session.commit()
-        assert told.take() == [{"one", "two"}]
+        assert calls.take() == [{"one", "two"}]
 
 
 def test_an_error_in_the_flush_after_an_event_tells_nobody(ready: Ready) -> None:
-    engine, outbox, told = ready
+    engine, outbox, calls = ready
     Base.metadata.create_all(engine)
     id_ = time.time_ns() % 2**30
     with Session(engine) as session, session.begin():
@@ -303,12 +303,12 @@ def test_an_error_in_the_flush_after_an_event_tells_nobody(ready: Ready) -> None
         session.rollback()
         with session.begin():
             outbox.emit(session, *ORDER, destinations=["two"])
-    assert told.take() == [{"two"}]
+    assert calls.take() == [{"two"}]
 
 
 @pytest.fixture
 def ear(prepared: Prepared) -> Iterator[psycopg.Connection[Any]]:
-    """A connection that listens."""
+    """Yield a connection that listens."""
     with psycopg.connect(prepared("postgresql-18")[0], autocommit=True) as connection:
         connection.execute("LISTEN relaybox")
         yield connection

@@ -16,11 +16,11 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(kind: str, fresh_database: Callable[[str], str]) -> str:
-    """An empty database."""
+    """Return an empty database."""
     return fresh_database(kind)
 
 
 @pytest.fixture
 def migrated(kind: str, migrated_database: Callable[[str], str]) -> str:
-    """A database with the tables."""
+    """Return a database with the tables."""
     return migrated_database(kind)

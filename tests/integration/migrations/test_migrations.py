@@ -46,7 +46,7 @@ Fresh = Callable[[str], str]
 
 @pytest.fixture
 def first(kind: str, fresh_database: Fresh, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A database as the first release made it."""
+    """Return a database as the first release made it."""
     url = fresh_database(kind)
     with monkeypatch.context() as patch:
         patch.setattr(migrations, "MIGRATIONS", MIGRATIONS[:1])
@@ -262,7 +262,7 @@ def test_on_postgresql_an_existing_schema_needs_no_right_to_create_one(url: str)
 
 
 @pytest.mark.parametrize("kind", ["postgresql-18", "mariadb"])
-def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh_database: Fresh) -> None:
+def test_a_user_without_the_right_to_migrate_learns_who_has_it(kind: str, fresh_database: Fresh) -> None:
     url = sa.make_url(fresh_database(kind))
     owner, role = url.render_as_string(hide_password=False), f"guest_{uuid4().hex[:8]}"
     create = [f"CREATE ROLE {role} LOGIN"]
@@ -283,7 +283,7 @@ def test_a_user_without_the_right_to_migrate_is_told_who_has_it(kind: str, fresh
 @pytest.mark.parametrize(
     ("kind", "said"), [("postgresql-18", "syntax error"), ("mariadb", "error in your SQL")]
 )
-def test_what_the_database_said_is_told_without_what_the_driver_adds(said: str, url: str) -> None:
+def test_the_databases_error_is_shown_without_what_the_driver_adds(said: str, url: str) -> None:
     with pytest.raises(StoreError, match=said) as error, connect.connected(url) as execute:
         execute("SELEKT 1")
     reason = str(error.value).removeprefix(f"{mask_url(url)}: ")
@@ -292,7 +292,7 @@ def test_what_the_database_said_is_told_without_what_the_driver_adds(said: str, 
     assert "\\" not in reason
 
 
-def test_a_sqlite_file_that_cannot_be_opened_is_told_with_its_directory(tmp_path: Path) -> None:
+def test_a_sqlite_file_that_cannot_be_opened_is_reported_with_its_directory(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match=rf"file: the directory {tmp_path}/gone does not exist$"):
         migrate(f"sqlite:///{tmp_path}/gone/x.db")
     (tmp_path / "x.db").mkdir()
@@ -347,7 +347,7 @@ def test_on_sqlite_a_schema_is_refused(url: str) -> None:
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("setting", ["schema", "prefix"])
 @each_dialect
-def test_a_name_that_is_no_name_is_refused_at_once(dialect: Any, setting: str, name: str) -> None:
+def test_an_invalid_name_is_refused_at_once(dialect: Any, setting: str, name: str) -> None:
     arguments: dict[str, Any] = {setting: name}
     with pytest.raises(ConfigError, match=f"{setting} = "):
         ddl(dialect, **arguments)

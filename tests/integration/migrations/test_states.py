@@ -1,4 +1,4 @@
-"""The constraints leave no state in which a row is none of, or more than one of, the five."""
+"""The constraints allow only rows that are in exactly one of the five states."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ async def outbox(
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A directory with a configuration."""
+    """Work in a directory that has a configuration."""
     (tmp_path / "relaybox.toml").write_text(CONFIGURATION)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("DATABASE_URL", raising=False)
@@ -35,7 +35,7 @@ def url(
     monkeypatch: pytest.MonkeyPatch,
     migrated_database: Callable[[str], str],
 ) -> str:
-    """The database that the commands use: on SQLite, unless a test names another kind."""
+    """Return the database that the commands use: SQLite, unless a test names another kind."""
     url = migrated_database(getattr(request, "param", "sqlite"))
     monkeypatch.setenv("RELAYBOX_DATABASE", url)
     return url

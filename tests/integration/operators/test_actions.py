@@ -16,7 +16,7 @@ from relaybox.stores.store import Settlement
 from tests.integration.operated import Operated, details
 
 
-async def test_retry_starts_failed_deliveries_anew(outbox: Operated) -> None:
+async def test_retry_starts_failed_deliveries_again(outbox: Operated) -> None:
     ids = [outbox.emit("mail", max_attempts=1, aggregate_id=number) for number in range(3)]
     await outbox.fail("mail")
     outbox.change(ids[0], crashes=2)
@@ -29,9 +29,9 @@ async def test_retry_starts_failed_deliveries_anew(outbox: Operated) -> None:
     row = outbox.row(ids[0])
     assert (row.status, row.attempts, row.crashes, row.error_message) == ("pending", 0, 0, None)
     assert {d.id for d in (await outbox.claim("mail")).deliveries} == {*ids, pending}
-    [(actor, action, told, affected)] = outbox.audit()
+    [(actor, action, entry, affected)] = outbox.audit()
     assert (actor, action, affected) == ("tester", "retry", 3)
-    assert details(told) == {"filter": {"status": "failed", "destination": "mail"}}
+    assert details(entry) == {"filter": {"status": "failed", "destination": "mail"}}
 
 
 @pytest.mark.parametrize("action", ["retry", "discard", "replay"])
@@ -114,7 +114,7 @@ async def test_discard_gives_up_the_head_and_frees_its_key(outbox: Operated) -> 
     assert [d.id for d in (await outbox.claim("shop")).deliveries] == [second]
 
 
-async def test_discard_by_filter_takes_failed_ones_unless_told(outbox: Operated) -> None:
+async def test_discard_by_filter_takes_failed_deliveries_by_default(outbox: Operated) -> None:
     outbox.emit("mail")
     await outbox.fail("mail")
     pending = outbox.emit("mail")
@@ -135,7 +135,7 @@ async def test_a_zombie_cannot_settle_what_was_discarded_after_its_lease(outbox:
     assert outbox.row(event).status == "discarded"
 
 
-async def test_replay_writes_the_event_anew(outbox: Operated) -> None:
+async def test_replay_writes_the_event_again(outbox: Operated) -> None:
     event = outbox.emit("shop", key="k", headers={"trace": "1"})
     await outbox.deliver("shop")
     done = await outbox.admin.replay([event])
@@ -148,8 +148,8 @@ async def test_replay_writes_the_event_anew(outbox: Operated) -> None:
     assert (details(new.payload), new.idempotency_key) == ({"total": 42}, old.idempotency_key)
     assert [d.id for d in (await outbox.claim("shop")).deliveries] == [new.id]
     assert len(await outbox.admin.event(event)) == 2
-    [(_, action, told, affected)] = outbox.audit()
-    assert (action, details(told), affected) == ("replay", {"ids": [str(event)]}, 1)
+    [(_, action, entry, affected)] = outbox.audit()
+    assert (action, details(entry), affected) == ("replay", {"ids": [str(event)]}, 1)
 
 
 async def test_replay_to_another_destination_keeps_a_key_only_where_that_is_ordered(outbox: Operated) -> None:

@@ -52,8 +52,8 @@ async def bulk(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> AsyncIterat
     async def open_admin(actor: str) -> AsyncIterator[Admin]:
         yield outbox.admin.acting_as(actor)
 
-    # It looks soon whether somebody cancelled it.
-    monkeypatch.setattr("relaybox.operate.bulk.BEAT", 0.05)
+    # It looks soon if it was cancelled.
+    monkeypatch.setattr("relaybox.operate.runner.BEAT", 0.05)
     opened = Bulk(open_admin)
     yield opened
     await opened.close()

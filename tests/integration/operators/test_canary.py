@@ -32,7 +32,7 @@ async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) ->
     assert await rows.left() is None
     await outbox.admin.test("mail")
     await outbox.fail("mail")
-    assert await rows.left() is None, "an operator's is none of the relay's"
+    assert await rows.left() is None, "the relay counts an operator's event as its own"
     id_ = await rows.send()
     assert (await rows.left()).id == id_  # type: ignore[union-attr]
     assert await Rows(outbox.admin, outbox.ledger, "web").left() is None
@@ -72,7 +72,7 @@ async def test_a_look_is_one_question(outbox: Operated) -> None:
 
 
 @on_each_kind
-async def test_one_that_failed_is_no_dead_letter(outbox: Operated) -> None:
+async def test_a_canary_that_failed_is_not_a_dead_letter(outbox: Operated) -> None:
     await Rows(outbox.admin, outbox.ledger, "mail").send()
     other = outbox.emit("mail")
     claimed = (await outbox.claim("mail")).deliveries
@@ -139,7 +139,7 @@ async def test_relays_one_after_the_other_leave_one_where_it_cannot_be_sent(
         assert len((await admin.events(Filter())).entries) == 1
 
 
-async def test_a_circuit_that_nobody_waits_for_is_no_reason(migrated_database: Migrated) -> None:
+async def test_a_circuit_that_nobody_waits_for_is_not_a_reason(migrated_database: Migrated) -> None:
     dead = Destination("web", "http://127.0.0.1:1/", allow=["127.0.0.0/8"])
     outbox = Outbox(migrated_database("sqlite"), destinations=[dead])
     monitor = Monitor(outbox)

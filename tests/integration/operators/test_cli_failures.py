@@ -104,10 +104,10 @@ def test_a_test_event_is_sent_and_on_record() -> None:
     sent = document("send-test", "mail")
     assert "relaybox.test for mail" in relaybox("why", sent["event_id"])
     assert "relaybox why " in relaybox("send-test", "mail")
-    audits = document("audit")["audits"]
+    audits = document("audit")["audit"]
     assert {one["action"] for one in audits} == {"test"}
     assert audits[-1]["details"] == {"destination": "mail", "event_id": sent["event_id"]}
     page = document("audit", "--limit", "1")
-    assert len(page["audits"]) == 1
-    assert page["cursor"] == page["audits"][0]["id"]
+    assert len(page["audit"]) == 1
+    assert page["cursor"] == page["audit"][0]["id"]
     assert "more: --cursor" in relaybox("audit", "--limit", "1")

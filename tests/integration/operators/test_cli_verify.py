@@ -39,7 +39,7 @@ def relaybox(*arguments: object, status: int = 0, **options: Any) -> str:
 
 
 async def delivered(outbox: Operated, destination: str, count: int, **options: Any) -> list[str]:
-    """So many events that were emitted and delivered."""
+    """Emit and deliver so many events."""
     ids = [str(outbox.emit(destination, **options)) for _ in range(count)]
     await outbox.deliver(destination)
     return ids
@@ -53,7 +53,7 @@ def remember(outbox: Operated, message_id: str, at: datetime, consumer: str = "b
 
 
 def id_at(moment: datetime) -> UUID:
-    """An id that was made at that moment."""
+    """Return an id that was made at that moment."""
     return UUID(int=(int(moment.timestamp() * 1000) << 80) | (7 << 76) | (0b10 << 62) | 1)
 
 
@@ -97,7 +97,7 @@ def test_what_was_recorded_is_compared_with_what_was_committed(url: str) -> None
 
 
 @pytest.mark.parametrize("url", EVERY_KIND, indirect=True)
-def test_what_is_not_delivered_yet_or_visibly_failed_is_no_difference(url: str) -> None:
+def test_events_not_delivered_yet_or_visibly_failed_are_not_differences(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 2)
         outbox.emit("mail")
@@ -200,7 +200,7 @@ def test_what_is_older_than_what_is_kept_may_have_been_pruned(url: str) -> None:
     assert verify("mail", id_, uuid4(), status=1)["phantom"] == 1, "an id without a time"
 
 
-def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
+def test_an_event_that_is_deleted_when_it_is_delivered_is_not_a_phantom(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "relaybox.toml").write_text(
@@ -208,8 +208,8 @@ def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
     )
     on(url, lambda outbox: delivered(outbox, "mail", 1))
     [kept] = on(url, lambda outbox: delivered(outbox, "mail", 1))
-    module = importlib.import_module("relaybox.cli.verify")
-    read = module._read
+    module = importlib.import_module("relaybox.cli.comparison")
+    read = module.read
 
     async def traffic(outbox: Operated) -> None:
         id_ = outbox.emit("mail")
@@ -221,7 +221,7 @@ def test_what_is_deleted_when_it_is_delivered_is_no_phantom(
         on(url, traffic)
         read(path, histories)
 
-    monkeypatch.setattr(module, "_read", late)
+    monkeypatch.setattr(module, "read", late)
     document = verify("mail", kept, status=1)
     assert (document["pruned"], document["phantom"], document["lost"]) == (1, 0, 1)
 
@@ -244,15 +244,15 @@ def test_since_and_until_leave_out_what_was_emitted_before_and_after(url: str) -
     assert document["outside"] == 1
 
 
-def test_that_nothing_was_compared_is_told_and_not_well(url: str) -> None:
+def test_a_comparison_of_nothing_is_reported_and_not_a_success(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
     old, older = (id_at(datetime.now(UTC) - timedelta(days=days)) for days in (8, 9))
     assert (document := verify("mail", a, b, flags="--until 5m", status=1))["ok"] is False
     assert (document["events"], document["outside"]) == (0, 2)
 
     def verdict(*records: object, flags: str = "") -> str:
-        told = relaybox("mail", "-", *flags.split(), input="\n".join(map(str, records)), status=1)
-        return told.splitlines()[-1]
+        output = relaybox("mail", "-", *flags.split(), input="\n".join(map(str, records)), status=1)
+        return output.splitlines()[-1]
 
     nothing = "nothing was compared: "
     assert verdict(a, b, a, flags="--until 5m") == (
@@ -288,34 +288,34 @@ def test_bytes_are_compared_in_base64_and_names_and_spaces_do_not_count(url: str
     [
         (b"", "recorded: it is empty; expected an event id, or a JSON object with event_id"),
         (b"\n \n", "recorded: it is empty"),
-        (b"{id}\nhello\n", "recorded, line 2: 'hello' is no event id; expected an event id"),
-        (b'{"id": 7}\n', "recorded, line 1: 7 is no event id"),
+        (b"{id}\nhello\n", "recorded, line 2: 'hello' is not an event id; expected an event id"),
+        (b'{"id": 7}\n', "recorded, line 1: 7 is not an event id"),
         (b'{"order": 7}\n', "recorded, line 1: it has no id, only ['order']"),
-        (b'{"id": \n', """recorded, line 1: '{"id":' is no JSON"""),
-        (b'{"id": "{id}", "data_base64": "?"}', "recorded, line 1: data_base64 = '?' is no base64"),
+        (b'{"id": \n', """recorded, line 1: '{"id":' is not JSON"""),
+        (b'{"id": "{id}", "data_base64": "?"}', "recorded, line 1: data_base64 = '?' is not base64"),
         (b"[" * 100_000, "recorded, line 1: '[[["),
-        (b'{"a":' + b"[" * 100_000, "is no JSON"),
-        (b"\x89PNG\r\n\x1a\n\x00\x00", "recorded, line 1: b'\\x89PNG\\r\\n' is no UTF-8 text (byte 1)"),
-        ("no\n".encode("utf-16"), "is no UTF-8 text"),
-        (b"\x00\x00\n", "recorded, line 1: '\\x00\\x00' is no event id"),
+        (b'{"a":' + b"[" * 100_000, "is not JSON"),
+        (b"\x89PNG\r\n\x1a\n\x00\x00", "recorded, line 1: b'\\x89PNG\\r\\n' is not UTF-8 text (byte 1)"),
+        ("no\n".encode("utf-16"), "is not UTF-8 text"),
+        (b"\x00\x00\n", "recorded, line 1: '\\x00\\x00' is not an event id"),
         (b"a" * (17 * 1024 * 1024), "recorded, line 1: it is longer than 16,777,216 bytes"),
     ],
 )
-def test_an_unreadable_record_is_told_with_its_line(
+def test_an_unreadable_record_is_reported_with_its_line(
     url: str, tmp_path: Path, content: bytes, complaint: str
 ) -> None:
     [id_] = on(url, lambda outbox: delivered(outbox, "mail", 1))
     (tmp_path / "recorded").write_bytes(content.replace(b"{id}", id_.encode()))
-    told = relaybox("mail", "recorded", status=2)
-    assert complaint in told
-    assert told.count("\n") == 1
-    assert len(told) < 400
+    output = relaybox("mail", "recorded", status=2)
+    assert complaint in output
+    assert output.count("\n") == 1
+    assert len(output) < 400
 
 
 def test_standard_input_is_a_file_too_and_a_text_may_be_as_windows_writes_it(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "mail", 2))
     assert "nothing is amiss" in relaybox("mail", "-", input=f"{a}\n{b}")
-    assert "standard input, line 1: 'x' is no event id" in relaybox("mail", "-", input="x", status=2)
+    assert "standard input, line 1: 'x' is not an event id" in relaybox("mail", "-", input="x", status=2)
     Path("recorded").write_bytes(b"\xef\xbb\xbf" + f'{a}\r\n\r\n"{b}"'.encode())
     assert "nothing is amiss" in relaybox("mail", "recorded")
 
@@ -333,12 +333,12 @@ def test_standard_input_is_a_file_too_and_a_text_may_be_as_windows_writes_it(url
 )
 def test_wrong_usage_is_one_line(url: str, arguments: list[str], complaint: str) -> None:
     on(url, lambda outbox: delivered(outbox, "mail", 1))
-    told = relaybox(*arguments, status=2)
-    assert complaint in told
-    assert told.count("\n") == 1
+    output = relaybox(*arguments, status=2)
+    assert complaint in output
+    assert output.count("\n") == 1
 
 
-def test_a_terminal_is_told_in_words(url: str, tmp_path: Path) -> None:
+def test_a_terminal_gets_words(url: str, tmp_path: Path) -> None:
     ids = on(url, lambda outbox: delivered(outbox, "mail", 30))
     (tmp_path / "recorded").write_text("\n".join(ids[25:]))
     done = CliRunner().invoke(app, ["verify", "mail", "recorded", "--limit", "2"])
@@ -357,20 +357,20 @@ def test_a_terminal_is_told_in_words(url: str, tmp_path: Path) -> None:
 def test_the_last_line_counts_differences_and_duplicates(url: str) -> None:
     a, b = on(url, lambda outbox: delivered(outbox, "shop", 2, key="k"))
 
-    def told(*ids: str, status: int, flags: str = "") -> list[str]:
+    def compare(*ids: str, status: int, flags: str = "") -> list[str]:
         return relaybox("shop", "-", *flags.split(), input="\n".join(ids), status=status).splitlines()
 
-    lines = told(a, b, a, status=0)
+    lines = compare(a, b, a, status=0)
     assert lines[4].split()[:2] == ["disorder", "0"]
     assert lines[-2:] == [
         f"duplicate {a}: was recorded 2 times, first at line 1",
         "nothing is amiss; 1 duplicate",
     ]
-    assert told(a, b, a, status=1, flags="--strict")[-1] == "1 difference"
-    assert told(b, a, a, a, status=1)[-1] == "1 difference; 2 duplicates"
+    assert compare(a, b, a, status=1, flags="--strict")[-1] == "1 difference"
+    assert compare(b, a, a, a, status=1)[-1] == "1 difference; 2 duplicates"
 
 
-def test_a_stored_payload_that_is_no_json_is_a_difference(url: str) -> None:
+def test_a_stored_payload_that_is_not_json_is_a_difference(url: str) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 1)
         with outbox.engine.begin() as connection:
@@ -381,12 +381,12 @@ def test_a_stored_payload_that_is_no_json_is_a_difference(url: str) -> None:
     [id_] = on(url, prepare)
     document = verify("mail", {"id": id_, "data": 1}, status=1)
     assert [finding["text"] for finding in document["findings"]] == [
-        "came at line 1 with a payload; the stored one is no JSON"
+        "came at line 1 with a payload; the stored one is not JSON"
     ]
     assert (document["altered"], document["payloads"], document["keyed"]) == (1, 1, 0)
 
 
-def test_that_the_records_begin_later_is_told(url: str, tmp_path: Path) -> None:
+def test_records_that_begin_later_are_reported(url: str, tmp_path: Path) -> None:
     async def prepare(outbox: Operated) -> list[str]:
         ids = await delivered(outbox, "mail", 2)
         outbox.change(UUID(ids[0]), created_at=datetime.now(UTC) - timedelta(minutes=30))

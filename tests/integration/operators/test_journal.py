@@ -44,13 +44,13 @@ def counted(minute: datetime, destination: str = "mail", relay: str = "r1", **co
 
 
 async def points(outbox: Operated, minutes: Iterable[datetime], name: str | None = None) -> list[Point]:
-    """The points of a series by their times: the minute may have changed since."""
+    """Return the points of a series by their times: the minute may have changed since."""
     found = {one.at: one for one in (await outbox.admin.series(1, name)).points}
     return [found[minute] for minute in minutes]
 
 
 async def fail_all(outbox: Operated, destination: str, *errors: str) -> list[UUID]:
-    """An event for each error; each fails with it."""
+    """Emit an event for each error and let it fail with that error."""
     ids = [outbox.emit(destination, aggregate_id=number) for number in range(len(errors))]
     claim = await outbox.claim(destination)
     by_id = dict(zip(ids, errors, strict=True))
@@ -188,8 +188,8 @@ async def test_dead_letters_are_listed_with_their_origin_and_reason(outbox: Oper
     outbox.emit("web", headers={"relaybox-dead-letter-from": 7})
     await outbox.settle("web", Failed("gone"), limit=1)
     found = await admin.dead_letters()
-    told = [(row.origin, row.reason) for row in found.rows]
-    assert told == [(None, None), ("mail", "no 2"), ("mail", "no 1"), ("mail", "no 0")]
+    seen = [(row.origin, row.reason) for row in found.rows]
+    assert seen == [(None, None), ("mail", "no 2"), ("mail", "no 1"), ("mail", "no 0")]
     assert found.cursor is None
     first = await admin.dead_letters(3)
     rest = await admin.dead_letters(3, first.cursor)

@@ -1,4 +1,4 @@
-"""Operators at work while relays are: nothing gets stuck, and no two wait for each other for ever."""
+"""Operators work while relays do: nothing gets stuck, and no two wait for each other forever."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Relay:
 
 
 async def operate(outbox: Operated, ids: list[UUID], chance: random.Random) -> None:
-    """All the actions there are, in no order."""
+    """Do all actions in no particular order."""
     for _ in range(ACTIONS):
         some = chance.sample(ids, 5)
         match chance.randrange(5):

@@ -21,14 +21,14 @@ OWN = ("autovacuum=off",)
 
 @pytest.fixture(scope="session")
 def postgres18_url() -> Iterator[str]:
-    """A server of its own: pages and log are counted, to which other tests add on a shared one."""
+    """Run a server for these tests alone: they count pages and log, which other tests would add to."""
     with available("PostgreSQL 18", postgres18.server(own=OWN)) as url:
         yield url
 
 
 @pytest.fixture(scope="session")
 def postgres15_url() -> Iterator[str]:
-    """A server of its own."""
+    """Run a server for these tests alone."""
     with available("PostgreSQL 15", postgres15.server(own=OWN)) as url:
         yield url
 

@@ -347,7 +347,7 @@ class Sqlite(Database):
 
 
 def indexes(explained: Iterable[Explained]) -> set[str]:
-    """The indexes by which events were found."""
+    """Return the indexes by which events were found."""
     return {access.by for one in explained for access in one.of_events() if access.by is not None}
 
 

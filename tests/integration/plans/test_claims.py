@@ -54,7 +54,7 @@ def assert_as_cheap_as_alone(kind: str, database: Database, opened: Open) -> Non
 
 
 def assert_the_same(database: Database, cost: Cost, empty: Cost) -> None:
-    """No scan of everything, no sort of more than the batch, no more pages than in an empty table."""
+    """Check for full scans, for sorts larger than the batch, and for more pages than in an empty table."""
     for name, explained in cost.items():
         database.assert_bounded(explained)
         assert indexes(explained) == ({PENDING} if name == "plain" else {PENDING, HEADS})

@@ -52,7 +52,7 @@ HOW = ("Index Scan", "Index Only Scan", "Tid Scan")
 
 
 async def everything(ledger: SqlLedger) -> None:
-    """All that a ledger can be asked to do."""
+    """Ask a ledger everything that it can answer."""
     names = await ledger.names()
     assert names == {"plain", "keys", "one", "rare"}
     counts = await ledger.counts(names)
@@ -98,7 +98,7 @@ async def look_at_the_journal(ledger: SqlLedger) -> None:
 
 
 async def take_samples(samples: SqlSamples) -> None:
-    """All that the leader does for the charts."""
+    """Do everything that the leader does for the charts."""
     assert set(await samples.names()) == {"plain", "keys", "rare"}
     taken = [await samples.measure(name, CAP) for name in ("plain", "keys", "rare")]
     assert [one.pending for one in taken] == [CAP, CAP, 30]

@@ -39,7 +39,7 @@ class Seen(NamedTuple):
 
 
 def work(database: Database) -> Seen:
-    """Everything a store does: on a destination without order, one of many keys and one of a single key."""
+    """Do everything that a store does: without order, with many keys, and with a single key."""
     watch, steps = database.watch, database.steps
     whole, with_suspects = watch(steps.claim(Want("plain", "me", limit=BATCH)))
     claimed, claim = watch(steps.claim(Want("plain", "me", limit=BATCH, suspects=False)))

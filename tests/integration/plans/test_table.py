@@ -57,7 +57,7 @@ class Session:
                 return end.value
 
     def touched(self) -> Touched:
-        """So far on this connection."""
+        """Return the rows touched so far on this connection."""
         self.connection.execute("SELECT pg_stat_force_next_flush()")
         query = (
             "SELECT n_tup_ins, n_tup_upd, n_tup_hot_upd, n_tup_del, seq_scan, idx_tup_fetch"
@@ -66,7 +66,7 @@ class Session:
         return Touched(*self.connection.execute(query).fetchone() or (0,) * 6)
 
     def wal(self) -> int:
-        """Bytes of log written so far by everybody."""
+        """Return the bytes of log that all clients have written so far."""
         query = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
         return int(self.connection.execute(query).fetchone()[0])  # type: ignore[index]
 
@@ -92,7 +92,7 @@ class Meter:
 
 
 def measure(url: str, want: Want, *, keep: bool) -> dict[str, tuple[Touched, float]]:
-    """Of ``EVENTS`` events, batch by batch: rows touched by each phase, and bytes of log for each event."""
+    """Deliver ``EVENTS`` events; return rows touched by each phase, and bytes of log for an event."""
     engine, tables = create_tables(url)
     with engine.begin() as connection:
         connection.execute(sa.text("ALTER TABLE outbox_event SET (autovacuum_enabled = off)"))

@@ -44,7 +44,7 @@ class Bench:
         return some(await self.upkeep.lead("me", 3600.0))
 
     async def do_all(self) -> dict[str, list[Explained]]:
-        """Everything that is led, with how it was done."""
+        """Do every job of the leader; return how each was done."""
         upkeep, take, term = self.upkeep, self.driver.take, await self.lead()
         take()
         seen = {}

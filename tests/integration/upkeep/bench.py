@@ -1,4 +1,4 @@
-"""A database for the tests of upkeep, looked at from beside it."""
+"""A database for the tests of upkeep, and a direct view of it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LONG_AGO = 400 * DAY
 
 
 class Bench:
-    """One database, looked at from beside the upkeep."""
+    """One database, and a direct view of it."""
 
     def __init__(self, url: str) -> None:
         self.url = url
@@ -33,7 +33,7 @@ class Bench:
 
     @property
     def locks_rows(self) -> bool:
-        """Whether two can write at a time, to different rows."""
+        """True if two writers can change different rows at the same time."""
         return self.engine.dialect.name != "sqlite"
 
     def store(self) -> SqlStore:
@@ -57,7 +57,7 @@ class Bench:
                     connection.execute(sa.delete(getattr(self.tables, field.name)))
 
     def put(self, destination: str, status: str = "pending", *, age: float = 0, **values: Any) -> UUID:
-        """One row; ``age`` seconds ago it was made, and became what it is."""
+        """Insert one row that was made, and got its state, ``age`` seconds ago."""
         id_, then = uuid4(), datetime.now(UTC) - timedelta(seconds=age)
         row = {
             "id": id_, "event_id": id_, "destination": destination, "aggregate_type": "Order",
@@ -109,7 +109,7 @@ def member(name: str) -> Member:
 
 
 async def go_on(seconds: float) -> bool:
-    """A rest that takes no time."""
+    """Rest without taking time."""
     return True
 
 
@@ -118,6 +118,6 @@ async def leading(upkeep: SqlUpkeep, name: str = "leader") -> int:
 
 
 def some(result: T | None) -> T:
-    """What was done by the leader: it is not None."""
+    """Return what the leader did; fail if it is None."""
     assert result is not None
     return result

@@ -23,7 +23,7 @@ WEEK = Setting(7 * DAY, False, "skip")
 
 
 async def tend(upkeep: SqlUpkeep, name: str, *destinations: Destination) -> Chores:
-    """One round of each job, by a relay that has these destinations and leads."""
+    """Do one round of each job as the leader, with these destinations."""
     care = Caretaker(upkeep, destinations, member(name), MonotonicClock(), new_tally(name))
     return await care.once()
 

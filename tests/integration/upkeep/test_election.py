@@ -71,7 +71,7 @@ async def test_one_leads_until_its_lease_is_over_and_the_next_term_is_higher(ben
     one, other = bench.upkeep(), bench.upkeep()
     term = await leading(one, "one")
     assert await other.lead("other", 60.0) is None
-    assert await one.lead("one", 60.0) == term, "to renew is no new term"
+    assert await one.lead("one", 60.0) == term, "renewing began a new term"
     bench.age(bench.tables.leader.c.leads_until, 61)
     assert await other.lead("other", 60.0) == term + 1
     assert await one.lead("one", 60.0) is None

@@ -126,14 +126,14 @@ async def test_a_batch_removes_the_oldest_first_and_the_next_goes_on_where_it_en
     assert bench.ids() == {earlier}, "it is left to the next round"
 
 
-async def test_a_time_of_delivery_that_is_no_text_does_not_stop_a_batch(bench: Bench) -> None:
+async def test_a_time_of_delivery_that_is_not_text_does_not_stop_a_batch(bench: Bench) -> None:
     spoil(bench, "delivered", "delivered_at = CAST('2020' || x'ff' AS TEXT)")
     upkeep, term = await bench.leader()
     step = some(await upkeep.prune_delivered(term, "shop", 0.0, None, 2))
     assert (step.changed, bench.ids()) == (2, set())
 
 
-async def test_a_walk_goes_on_behind_an_id_that_is_no_uuid(bench: Bench) -> None:
+async def test_a_walk_goes_on_after_an_id_that_is_not_a_uuid(bench: Bench) -> None:
     spoil(bench, "discarded", "id = '~'")
     upkeep, term = await bench.leader()
     step = some(await upkeep.prune_discarded(term, lambda _: 0.0, None, 2))
@@ -164,7 +164,7 @@ async def test_walks_go_through_the_whole_table_step_by_step(bench: Bench) -> No
 
 
 async def walk(step: Callable[..., Awaitable[Slice[UUID] | None]]) -> tuple[int, int]:
-    """From end to end: the rows changed, and the steps taken."""
+    """Walk from end to end; return the rows changed and the steps taken."""
     changed, steps, after = 0, 0, None
     while steps == 0 or after is not None:
         walked = some(await step(after=after))
@@ -204,7 +204,7 @@ async def test_what_a_former_leader_does_has_no_effect(bench: Bench, everything:
 
 
 async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
-    """Everything that is led."""
+    """Return every job of the leader."""
     histories = ("inbox", "stats", "audit")
     return [
         await upkeep.prune_delivered(term, "shop", 0.0, None, 10),

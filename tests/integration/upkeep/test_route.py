@@ -51,7 +51,7 @@ def router(*routes: Route, destinations: Sequence[Destination] = (MAIL, INDEX)) 
 
 
 def rows(bench: Bench, destination: str | None = None) -> list[Any]:
-    """The rows, of one destination or of all, in the order of their positions."""
+    """Return the rows, of one destination or of all, in the order of their positions."""
     event = bench.tables.event
     everywhere = [column for column in event.c if not column.name.endswith("_destination")]
     query = sa.select(*everywhere).order_by(event.c.position)
@@ -67,7 +67,7 @@ async def routed(bench: Bench, by: Router | None = None, wake: Callable[..., Non
 
 
 async def walk(bench: Bench, by: Router, limit: int) -> list[Slice[Turn]]:
-    """From the beginning to the end."""
+    """Walk from the beginning to the end."""
     (upkeep, term), steps = await bench.leader(), list[Slice[Turn]]()
     while not steps or steps[-1].after is not None:
         step = some(await upkeep.route(term, by, steps[-1].after if steps else None, limit))
@@ -104,7 +104,7 @@ async def test_one_that_somebody_spoilt_stays_and_the_others_go(bench: Bench) ->
 
 
 @pytest.mark.parametrize("position", ["x'00ff'", "'garbage'", "-1.5"])
-async def test_a_position_that_is_no_number_holds_up_nobody_and_keeps_the_order_of_the_others(
+async def test_a_position_that_is_not_a_number_delays_nothing_and_keeps_the_order_of_the_others(
     bench: Bench, position: str
 ) -> None:
     only_sqlite(bench)

@@ -74,7 +74,7 @@ def _models() -> Iterator[Any]:
     """Yield django-celery-beat's models. Raise ``ConfigError`` if the app or its tables are missing."""
     if not apps.is_installed("django_celery_beat"):
         raise ConfigError(
-            "django-celery-beat is not among INSTALLED_APPS: pip install django-celery-beat, add"
+            "django-celery-beat is not in INSTALLED_APPS: pip install django-celery-beat, add"
             " 'django_celery_beat' there and run `manage.py migrate`; without it, set CELERY_BEAT_SCHEDULE ="
             " relaybox.contrib.django.beat.beat_schedule(OUTBOX)"
         )

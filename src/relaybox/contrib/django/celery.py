@@ -95,8 +95,7 @@ class OutboxTask(Task):  # type: ignore[misc]
 
 
 def _check_destination() -> None:
-    destinations = get_configuration().settings.destinations
-    sink = next((one.sink for one in destinations if one.name == CELERY), None)
+    sink = next((one.sink for one in get_configuration().settings.destinations if one.name == CELERY), None)
     if sink != "celery:":
         raise ConfigError(
             f"OUTBOX: DESTINATIONS[{CELERY!r}]: sink = {sink!r}: tasks of the outbox go there, "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -16,20 +17,13 @@ from django.db import connections
 from relaybox.contrib.django import conf
 from relaybox.contrib.django.beat import DELIVER
 from relaybox.contrib.django.conf import KEYS, Configuration, OutboxSettings, get_settings, parse
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import VENDORS, connection_of, dialect_of, unsupported
 from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.contrib.django.tables import check_tables
 from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
-SECRET = "Tasks send nothing there from a process that lacks it, and `manage.py outbox relay` does not start."
-
-OLDEST = {
-    "postgresql": ("PostgreSQL", (13,)),
-    "mariadb": ("MariaDB", (10, 6)),
-    "mysql": ("MySQL", (8, 0)),
-    "sqlite": ("SQLite", (3, 35)),
-}
+SECRET = "A process without it delivers nothing there, and `manage.py outbox relay` does not start."
 
 UNROUTED = 1_000
 """The number of unrouted events from which the check collects event types."""
@@ -45,8 +39,8 @@ def check_settings(**_: Any) -> list[CheckMessage]:
         warnings.simplefilter("always")
         found = _settings()
     # A warning may repeat at every reading.
-    told = dict.fromkeys(str(one.message) for one in noted if issubclass(one.category, ConfigWarning))
-    return [*found, *(Warning(text, id="relaybox.W004") for text in told)]
+    texts = dict.fromkeys(str(one.message) for one in noted if issubclass(one.category, ConfigWarning))
+    return [*found, *(Warning(text, id="relaybox.W004") for text in texts)]
 
 
 def _settings() -> list[CheckMessage]:
@@ -81,20 +75,24 @@ def _mistakes(given: Any) -> Iterator[CheckMessage]:
     yield from _dead_ends(given)
 
 
-def _tried(id_: str, function: Callable[..., Any], *given: Any, **options: Any) -> Iterator[CheckMessage]:
+def _tried(
+    id_: str, function: Callable[..., Any], *given: Any, hint: str | None = None, **options: Any
+) -> Iterator[CheckMessage]:
+    """Yield a message with this id, an error or a warning, if the function raises ``ConfigError``."""
     try:
         function(*given, **options)
     except ConfigError as error:
-        yield Error(str(error), id=id_)
+        yield (Warning if ".W" in id_ else Error)(str(error), hint=hint, id=id_)
 
 
 def _unknown_functions(given: Any) -> Iterator[CheckMessage]:
     for events, paths in given.items() if isinstance(given, Mapping) else ():
         for path in [paths] if isinstance(paths, str) else paths if isinstance(paths, list | tuple) else ():
-            try:
-                list(by_path(OutboxSettings(HANDLERS={events: path}).HANDLERS))
-            except ConfigError as error:
-                yield Error(str(error), id="relaybox.E005")
+            yield from _tried("relaybox.E005", _load, {events: path})
+
+
+def _load(handlers: Mapping[str, str]) -> None:
+    list(by_path(OutboxSettings(HANDLERS=handlers).HANDLERS))
 
 
 def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
@@ -130,13 +128,11 @@ def _databases(settings: OutboxSettings) -> Iterator[CheckMessage]:
         try:
             connection = connection_of(alias)
         except ConfigError as error:
-            told = str(error).replace(f"using = {alias!r}", f"OUTBOX: DATABASES = {alias!r}")
-            yield Error(told, id="relaybox.E006")
-            continue
-        if connection.vendor not in OLDEST:
-            known = ", ".join(name for name, _ in OLDEST.values())
-            text = f"OUTBOX: DATABASES = {alias!r}: it is on {connection.vendor}; an outbox needs {known}"
+            text = str(error).replace(f"using = {alias!r}", f"OUTBOX: DATABASES = {alias!r}")
             yield Error(text, id="relaybox.E006")
+            continue
+        if connection.vendor not in VENDORS:
+            yield Error(f"OUTBOX: DATABASES: {unsupported(connection)}", id="relaybox.E006")
         elif connection.vendor == "sqlite" and connection.is_in_memory_db() and needs_relay:
             hint = "Name a file in DATABASES, or set OUTBOX['DISPATCH'] = 'none'."
             text = f"database {alias!r} is in memory, where no relay sees its events"
@@ -156,7 +152,7 @@ def _celery(settings: OutboxSettings) -> Iterator[CheckMessage]:
         yield from _schedule(current_app.conf)
     elif settings.DISPATCH == "celery":
         text = "OUTBOX: DISPATCH = 'celery': the project has no Celery application"
-        hint = "Make one, and import it in the project's __init__.py, as Celery's documentation has it."
+        hint = "Create one, and import it in the project's __init__.py, as Celery's documentation describes."
         yield Warning(text, hint=hint, id="relaybox.W006")
 
 
@@ -169,8 +165,7 @@ def _limits(settings: OutboxSettings, celery: Any) -> Iterator[CheckMessage]:
         limit = celery[name]
         if limit is not None and limit <= needed:
             text = f"CELERY_{name.upper()} = {limit} ends the delivery task, which takes up to {needed:g} s"
-            hint = "Raise it, or lower OUTBOX['DRAIN_SECONDS']."
-            yield Warning(text, hint=hint, id="relaybox.W010")
+            yield Warning(text, hint="Raise it, or lower OUTBOX['DRAIN_SECONDS'].", id="relaybox.W010")
 
 
 def _schedule(celery: Any) -> Iterator[CheckMessage]:
@@ -180,7 +175,7 @@ def _schedule(celery: Any) -> Iterator[CheckMessage]:
     if in_database or (not schedule and apps.is_installed("django_celery_beat")) or celery.task_always_eager:
         return
     if all(one.get("task") != DELIVER for one in schedule.values()):
-        text = "the schedule of Celery's beat has no sweep: what is retried, or was not dispatched, stays"
+        text = "the schedule of Celery's beat has no sweep: retries and events that were not dispatched stay"
         hint = "Add **relaybox.contrib.django.beat.beat_schedule(OUTBOX) to CELERY_BEAT_SCHEDULE."
         yield Warning(text, hint=hint, id="relaybox.W007")
 
@@ -188,39 +183,32 @@ def _schedule(celery: Any) -> Iterator[CheckMessage]:
 def _destination(destination: Destination, configuration: Configuration) -> Iterator[CheckMessage]:
     from relaybox.cli.application import check_address, check_sink
 
-    try:
-        destination.check_secrets()
-    except ConfigError as error:
-        # Only the process that delivers needs the secret, so this is not an error.
-        yield Warning(str(error), hint=SECRET, id="relaybox.W001")
+    # Only the process that delivers needs the secret, so a missing one is not an error.
+    secrets = _tried("relaybox.W001", destination.check_secrets, hint=SECRET)
+    sink = _tried("relaybox.E008", check_sink, destination, configuration.handlers)
+    if found := next(itertools.chain(secrets, sink), None):
+        yield found
         return
-    try:
-        check_sink(destination, configuration.handlers)
-    except ConfigError as error:
-        yield Error(str(error), id="relaybox.E008")
-        return
-    try:
-        check_address(destination)
-    except ConfigError as error:
-        yield Warning(str(error), id="relaybox.W002")
+    yield from _tried("relaybox.W002", check_address, destination)
     settings = configuration.settings
     reached = {name for route in settings.routes for name in route.to}
     if destination.name not in reached | {one.dead_letter for one in settings.destinations}:
         text = f"destination {destination.name!r}: no route leads to it"
-        hint = "Only events whose emit_event names it in destinations= go there."
+        hint = "Only events that name it in emit_event(destinations=…) go there."
         yield Warning(text, hint=hint, id="relaybox.W003")
 
 
 def _database(alias: str) -> Iterable[CheckMessage]:
+    from relaybox.operate.doctor.database import NAMES, OLDEST
+
     connection = connections[alias]
     try:
         dialect = dialect_of(connection).name
         version = connection.get_database_version()
-        name, oldest = OLDEST[dialect]
-        if tuple(version) < oldest:
-            found, needed = (".".join(map(str, numbers)) for numbers in (version, oldest))
-            text = f"database {alias!r}: {name} {found} is too old for an outbox"
-            return [Error(text, hint=f"It needs {name} {needed} or newer.", id="relaybox.E009")]
+        if tuple(version) < OLDEST[dialect]:
+            found, needed = (".".join(map(str, numbers)) for numbers in (version, OLDEST[dialect]))
+            text = f"database {alias!r}: {NAMES[dialect]} {found} is too old for an outbox"
+            return [Error(text, hint=f"It needs {NAMES[dialect]} {needed} or newer.", id="relaybox.E009")]
         if "django_migrations" not in connection.introspection.table_names():
             # The project has not run any migration yet.
             return []
@@ -240,6 +228,6 @@ def _unrouted(alias: str) -> list[CheckMessage]:
     types = sorted(set(waiting.values_list("event_type", flat=True)[:UNROUTED]))
     if not types:
         return []
-    text = f"database {alias!r}: events wait that no route takes: {', '.join(map(repr, types))}"
-    hint = "Add a route to OUTBOX['ROUTES'], or a handler; the next sweep gives them to it."
+    text = f"database {alias!r}: events wait because no route matches them: {', '.join(map(repr, types))}"
+    hint = "Add a route to OUTBOX['ROUTES'], or a handler; the next sweep sends them there."
     return [Warning(text, hint=hint, id="relaybox.W009")]

@@ -153,7 +153,7 @@ class OutboxSettings:
 
 
 def has_celery() -> bool:
-    """True if the project has a Celery application, not only the default one that Celery makes up."""
+    """True if the project has a Celery application, not only the default one that Celery creates."""
     if find_spec("celery") is None:
         return False
     from celery import current_app

@@ -26,6 +26,8 @@ T = TypeVar("T")
 _OWN = {"isolation_level", "server_side_binding", "pool", "assume_role", "init_command", "transaction_mode"}
 """Options for Django, not for the server."""
 
+VENDORS = ("postgresql", "mysql", "sqlite")
+
 
 def connection_of(using: str) -> BaseDatabaseWrapper:
     """Return this thread's connection to an alias. Raise ``ConfigError`` if the alias does not exist."""
@@ -43,7 +45,7 @@ def dialect_of(connection: BaseDatabaseWrapper) -> Dialect:
             return SQLITE
         case "mysql":
             return MARIADB if connection.mysql_is_mariadb else MYSQL
-    raise _unsupported(connection)
+    raise unsupported(connection)
 
 
 def in_transaction(connection: BaseDatabaseWrapper) -> bool:
@@ -60,7 +62,7 @@ def url_of(using: str) -> str:
     if connection.vendor == "sqlite":
         return "sqlite://" if connection.is_in_memory_db() else f"sqlite:///{quote(str(given['NAME']))}"
     if connection.vendor not in ("postgresql", "mysql"):
-        raise _unsupported(connection)
+        raise unsupported(connection)
     user, password = (quote(str(given.get(part) or ""), safe="") for part in ("USER", "PASSWORD"))
     account = f"{user}:{password}@" if password else f"{user}@" if user else ""
     host = str(given.get("HOST") or "")
@@ -86,7 +88,8 @@ def _url_options(vendor: str, given: Mapping[str, Any]) -> dict[str, Any]:
     return options
 
 
-def _unsupported(connection: BaseDatabaseWrapper) -> ConfigError:
+def unsupported(connection: BaseDatabaseWrapper) -> ConfigError:
+    """Return the error for a connection whose vendor is not one of ``VENDORS``."""
     known = "PostgreSQL, MariaDB, MySQL and SQLite"
     return ConfigError(f"database {connection.alias!r} is on {connection.vendor}; an outbox needs {known}")
 
@@ -97,9 +100,9 @@ def get_tables() -> Tables:
     return make_tables(sa.MetaData())
 
 
-def get_statements(dialect: Dialect) -> Statements:
-    """Return the statements of a dialect, with Django's ``%s`` placeholders."""
-    return _statements(dialect.name)
+def get_statements(connection: BaseDatabaseWrapper) -> Statements:
+    """Return the statements for a connection's dialect, with Django's ``%s`` placeholders."""
+    return _statements(dialect_of(connection).name)
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 from uuid import UUID
 
@@ -21,8 +21,8 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 from relaybox.contrib.django.conf import get_configuration
 from relaybox.contrib.django.databases import connection_of, get_tables
 from relaybox.contrib.django.inbox import in_atomic
+from relaybox.contrib.django.outbox import call, enter, is_busy, open_store
 from relaybox.contrib.django.signals import SignalObserver
-from relaybox.contrib.django.store import call, enter, is_busy, open_store
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
 from relaybox.core.settings import Destination
@@ -44,10 +44,10 @@ log = logging.getLogger("relaybox.django")
 handler_log = logging.getLogger("relaybox.handler")
 
 PATIENCE = 5.0
-"""Seconds that sends in progress get to finish when the time is over."""
+"""Seconds that sends in progress get to finish after the time limit."""
 
 PART = 500
-"""Rows to claim by id at once."""
+"""The most rows to claim by id at once."""
 
 SLICE = 0.02
 """Seconds to run handlers before the thread does other work, such as extending leases."""
@@ -136,8 +136,7 @@ def _drain_in_turn(
 
 def upkeep(using: str = "default") -> Chores:
     """Remove expired rows. Do nothing while a relay leads, because the leader removes them."""
-    with _tally(using) as tally:
-        relay = _relay(using, PATIENCE, None, [], tally)
+    with _relay(using, PATIENCE) as relay:
         return enter(functools.partial(relay.upkeep, sweep=False))
 
 
@@ -152,9 +151,7 @@ def _drain(
         task.add_done_callback(signals.discard)
 
     counter = Counter()
-    with _tally(using) as tally:
-        observed = [counter, SignalObserver(using, send), *observers]
-        relay = _relay(using, patience, only, observed, tally)
+    with _relay(using, patience, only, [counter, SignalObserver(using, send), *observers]) as relay:
 
         async def work() -> bool:
             finished = await relay.drain(seconds, sweep=sweep)
@@ -162,48 +159,42 @@ def _drain(
             return finished
 
         finished = enter(work)
-    total = counter.total
-    return Drained(total.delivered, total.retried, total.failed, finished)
+    return Drained(**asdict(counter.total), finished=finished)
 
 
 _tallies: defaultdict[tuple[int, str], list[Tally]] = defaultdict(list)
 
 
 @contextmanager
-def _tally(using: str) -> Iterator[Tally]:
-    """Yield an idle tally or a new one, so that successive drains share their rows of the charts."""
+def _relay(
+    using: str, patience: float, only: Rows | None = None, observers: Sequence[Observer] = ()
+) -> Iterator[Relay]:
+    """Yield a relay with an idle tally or a new one, so that successive drains share rows of the charts."""
     idle = _tallies[os.getpid(), using]
     try:
         tally = idle.pop()
     except IndexError:
         # Checking first would race with another thread for the last one.
         tally = new_tally()
+    left_out = functools.partial(log.error, "nothing is sent to %s from this process, only to others: %s")
     try:
-        yield tally
+        settings, handlers = in_atomic(using, *get_configuration()[:2])
+        yield open_relay(
+            settings,
+            get_tables(),
+            handlers,
+            Bell(),
+            patience=patience,
+            observers=observers,
+            sink_of=functools.partial(sink_of, using),
+            store=open_store(using),
+            wake=LocalWake(),
+            only=only,
+            tally=tally,
+            left_out=left_out,
+        )
     finally:
         idle.append(tally)
-
-
-def _relay(
-    using: str, patience: float, only: Rows | None, observers: Sequence[Observer], tally: Tally
-) -> Relay:
-    settings, handlers = in_atomic(using, *get_configuration()[:2])
-    return open_relay(
-        settings,
-        get_tables(),
-        handlers,
-        Bell(),
-        patience=patience,
-        observers=observers,
-        sink_of=functools.partial(sink_of, using),
-        store=open_store(using),
-        wake=LocalWake(),
-        only=only,
-        tally=tally,
-        left_out=functools.partial(
-            log.error, "nothing is sent to %s from this process, the others go on: %s"
-        ),
-    )
 
 
 def own_sink(using: str, destination: Destination, handlers: Handlers) -> Sink:

@@ -17,16 +17,11 @@ from django.db import router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
-from relaybox.contrib.django.databases import (
-    connection_of,
-    dialect_of,
-    get_statements,
-    in_transaction,
-    run_ours,
-)
+from relaybox.contrib.django.databases import connection_of, get_statements, in_transaction, run_ours
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
-from relaybox.database.dialects import Dialect
+from relaybox.core.text import plural
+from relaybox.database.statements.delivery import Statements
 from relaybox.emit.emitter import Calls, as_calls, build
 from relaybox.emit.row import Call, Emission, EmitOptions
 from relaybox.emit.write import write
@@ -79,7 +74,7 @@ def emit_event(
 
 
 def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
-    """Write several events in order, each a ``Call`` or dict of arguments; if one is invalid, write none."""
+    """Write several events in order, each a ``Call`` or a dict of arguments; if one is invalid, none."""
     return _emit(as_calls(calls), using, many=True)
 
 
@@ -98,18 +93,18 @@ async def aemit_events(calls: Calls, *, using: str | None = None) -> list[Emitte
 
 def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[Emitted]:
     connection = connection_of(using or default_alias())
-    dialect = dialect_of(connection)
+    statements = get_statements(connection)
     builder = get_configuration().builder
     inside = in_transaction(connection)
     if not inside and get_settings().REQUIRE_ATOMIC:
         raise NotInTransaction(
-            "no transaction is open, so the event would commit apart from the change it belongs to; write"
-            " `with transaction.atomic():` around both (asynchronous code calls one such function by"
-            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False if that is what you want"
+            "no transaction is open, so the event would commit apart from the change it belongs to; put both"
+            " into `with transaction.atomic():` (in asynchronous code, into a function called with"
+            " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False to allow it"
         )
-    emissions = build(builder, calls, dialect, many)
+    emissions = build(builder, calls, statements.dialect, many)
     with nullcontext() if inside else transaction.atomic(using=connection.alias):
-        return _write(connection, emissions, dialect)
+        return _write(connection, emissions, statements)
 
 
 def default_alias() -> str:
@@ -120,8 +115,10 @@ def default_alias() -> str:
     return alias
 
 
-def _write(connection: BaseDatabaseWrapper, emissions: Sequence[Emission], dialect: Dialect) -> list[Emitted]:
-    writing = write(emissions, get_statements(dialect), dialect)
+def _write(
+    connection: BaseDatabaseWrapper, emissions: Sequence[Emission], statements: Statements
+) -> list[Emitted]:
+    writing = write(emissions, statements, statements.dialect)
     # Some databases keep the rows of a failed call. Committing its idempotency key would lose the event.
     with transaction.mark_for_rollback_on_error(using=connection.alias):
         emitted = run_ours(connection, writing)
@@ -148,8 +145,8 @@ class Dispatch:
             tell(self.using, self.rows)
         except Exception as error:
             log.warning(
-                "nobody could be told of %d deliveries on %s, which the next sweep will find: %s: %s",
-                sum(map(len, self.rows.values())),
+                "could not announce %s on %s; the next sweep will find them: %s: %s",
+                plural(sum(map(len, self.rows.values())), "delivery"),
                 self.using,
                 type(error).__name__,
                 error,
@@ -223,7 +220,7 @@ def emits(
         from django.db.models.base import ModelBase
 
         if not isinstance(model, ModelBase):
-            raise ConfigError(f"emits: {shorten(model)} is no model; write it above a class of models.Model")
+            raise ConfigError(f"emits: {shorten(model)} is not a model; decorate a subclass of models.Model")
         Changes(model, created, updated, deleted, payload, aggregate_type, key).watch()
         return model
 

@@ -7,6 +7,9 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
+from asgiref.sync import sync_to_async
+from django.db import close_old_connections
+
 from relaybox.core.imports import load
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
@@ -48,7 +51,7 @@ def outbox_handler(*events: str, name: str | None = None, **options: Any) -> Cal
         before = registered.get(called)
         # A reloaded module registers the same function again, which replaces the old one.
         if before is not None and (where := _path(before.function)) != _path(function):
-            raise ConfigError(f"outbox_handler: {called!r} is the name of {where} already; give name=")
+            raise ConfigError(f"outbox_handler: {called!r} is already the name of {where}; give name=")
         # Raise here, where the traceback shows the decorator.
         if Destination(called, "handler:", **options).once and _is_async(function):
             raise ConfigError(f"outbox_handler: {called!r}: once=True: it is an async function: {PLAIN}")
@@ -79,15 +82,12 @@ def by_path(given: Mapping[str, Sequence[str]]) -> Iterator[Handler]:
         setting = f"OUTBOX: HANDLERS[{patterns[0]!r}] = {path!r}"
         function = load(f"{module}:{name}", setting, FIX)
         if not callable(function) or isinstance(function, type):
-            raise ConfigError(f"{setting}: it is no function; {FIX}")
+            raise ConfigError(f"{setting}: it is not a function; {FIX}")
         yield Handler(function, tuple(patterns), path, {})
 
 
 def with_connections(function: Callable[..., Any]) -> Callable[..., Any]:
     """Wrap a handler for a relay's process: close old connections, as Django does around requests."""
-    from asgiref.sync import sync_to_async
-    from django.db import close_old_connections
-
     if _is_async(function):
 
         @functools.wraps(function)

@@ -7,13 +7,14 @@ import functools
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from django.db import Error, router, transaction
 from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables, in_transaction, run_ours
 from relaybox.contrib.django.handlers import PLAIN
+from relaybox.core.event import Event
 from relaybox.core.settings import Settings
 from relaybox.core.values import parse_name
 from relaybox.database.dialects import DIALECTS
@@ -21,14 +22,10 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
 from relaybox.receive.mark import Key, forget, inbox_statements, key_of, mark, note_left
-from relaybox.sinks.open import handler_of
-
-if TYPE_CHECKING:
-    from relaybox.core.event import Event
+from relaybox.sinks.open import Handlers, handler_of
 
 T = TypeVar("T")
 Function = TypeVar("Function", bound=Callable[..., Any])
-Handlers = dict[str, Callable[..., Any]]
 
 
 @contextmanager
@@ -117,8 +114,8 @@ def _marking(using: str, name: str, function: Callable[..., Any]) -> Callable[[E
 def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Steps[T]]) -> T:
     if not in_transaction(connection):
         raise NotInTransaction(
-            "no transaction is open, so the mark would commit apart from the work it stands for; write"
-            " `with transaction.atomic():` around both"
+            "no transaction is open, so the mark would commit apart from the work that it records; put both"
+            " into `with transaction.atomic():`"
         )
     return run_ours(connection, work(_statements(dialect_of(connection).name)))
 

@@ -13,11 +13,19 @@ from typing import Any
 from django.core.serializers.json import DjangoJSONEncoder
 from django.db import connections, models
 from django.db.models import Q
+from django.db.models.base import ModelBase
 from django.db.models.expressions import RawSQL
 
 from relaybox.contrib.django.databases import dialect_of
 from relaybox.contrib.django.private import read_for_writing
-from relaybox.contrib.django.tables import NamedIndex, OutboxJSONField, OutboxUUIDField, UTCDateTimeField
+from relaybox.contrib.django.tables import (
+    EVENT_PERMISSIONS,
+    OutboxJSONField,
+    OutboxUUIDField,
+    UTCDateTimeField,
+    indexes_of,
+    state_of,
+)
 from relaybox.operate.admin import NAMED, Admin, Named
 
 
@@ -41,7 +49,7 @@ DISCARDED = RawSQL("'discarded'", (), models.CharField())
 
 
 EMIT = "only the outbox writes them; emit an event with relaybox.contrib.django.emit_event()"
-GIVE_UP = "discard an event that nobody wants any more; what was delivered goes when its retention is over"
+GIVE_UP = "discard an event that is no longer wanted; delivered rows are removed after their retention"
 
 
 def refused(method: str, fix: str) -> Callable[..., Any]:
@@ -49,7 +57,7 @@ def refused(method: str, fix: str) -> Callable[..., Any]:
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         model = getattr(self, "model", type(self))
-        raise TypeError(f"{model.__name__}.{method} is not for the rows of {model._meta.db_table}: {fix}")
+        raise TypeError(f"{model.__name__}.{method} cannot write rows of {model._meta.db_table}: {fix}")
 
     return refuse
 
@@ -181,36 +189,11 @@ class OutboxEvent(OutboxTable):
         # No default order: with one, PostgreSQL would walk the primary key to find the few pending rows.
         db_table = "outbox_event"
         verbose_name = "outbox event"
+        verbose_name_plural = "outbox events"
         # Ids are ordered by time.
         get_latest_by = "id"
-        permissions = (
-            ("retry_outboxevent", "Can retry outbox event"),
-            ("replay_outboxevent", "Can replay outbox event"),
-            ("discard_outboxevent", "Can discard outbox event"),
-        )
-        indexes = (
-            NamedIndex(
-                fields=["destination", "next_attempt_at", "position"],
-                name="idx_outbox_event_pending_next_attempt",
-                condition=Q(status="pending"),
-            ),
-            NamedIndex(
-                fields=["destination", "ordering_key", "position"],
-                name="idx_outbox_event_key_head",
-                condition=Q(status__in=["pending", "failed"], ordering_key__isnull=False),
-            ),
-            NamedIndex(
-                fields=["destination", "delivered_at"],
-                name="idx_outbox_event_delivered",
-                condition=Q(status="delivered"),
-            ),
-            NamedIndex(
-                fields=["destination", "position"],
-                name="idx_outbox_event_failed",
-                condition=Q(status="failed"),
-            ),
-            NamedIndex(fields=["aggregate_type", "aggregate_id"], name="idx_outbox_event_aggregate"),
-        )
+        permissions = EVENT_PERMISSIONS
+        indexes = indexes_of("event")
 
     def __str__(self) -> str:
         """Return text such as ``order.paid of Order 42 to billing``."""
@@ -222,188 +205,24 @@ class OutboxEvent(OutboxTable):
         return [message for message in super().check(**kwargs) if message.id != "models.W037"]
 
 
-class OutboxIdempotency(OutboxTable):
-    """A used idempotency key, and the event that was first emitted with it."""
-
-    event_type = models.CharField(max_length=100)
-    idempotency_key = models.CharField(max_length=255, primary_key=True)
-    event_id = OutboxUUIDField("event ID")
-    created_at = UTCDateTimeField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_idempotency"
-        verbose_name = "idempotency key"
-        constraints = (
-            models.UniqueConstraint(fields=["event_type", "idempotency_key"], name="outbox_idempotency_pkey"),
-        )
-        indexes = (NamedIndex(fields=["created_at"], name="idx_outbox_idempotency_created"),)
+def side_table(name: str, about: str) -> Any:
+    """Return the model of a table of the schema."""
+    state = state_of(name)
+    meta = type("Meta", (OutboxTable.Meta,), state.options)
+    attributes = {"__module__": __name__, "__doc__": about, "Meta": meta, **dict(state.fields)}
+    return ModelBase(state.name, (OutboxTable,), attributes)
 
 
-class OutboxAttempt(OutboxTable):
-    """A failed attempt."""
-
-    delivery_id = OutboxUUIDField("delivery ID", primary_key=True)
-    attempt = models.IntegerField()
-    failed_at = UTCDateTimeField()
-    relay = models.CharField(max_length=200)
-    error_message = models.TextField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_attempt"
-        verbose_name = "failed attempt"
-        constraints = (
-            models.UniqueConstraint(fields=["delivery_id", "attempt"], name="outbox_attempt_pkey"),
-        )
-
-
-class OutboxDestination(OutboxTable):
-    """A destination's pause and circuit."""
-
-    name = models.CharField(max_length=100, primary_key=True)
-    paused_at = UTCDateTimeField(null=True)
-    paused_until = UTCDateTimeField(null=True)
-    paused_by = models.CharField(max_length=200, null=True)
-    pause_reason = models.TextField(null=True)
-    circuit = models.CharField(max_length=20, default="closed")
-    circuit_until = UTCDateTimeField(null=True)
-    circuit_reason = models.TextField(null=True)
-    rate_at = UTCDateTimeField(null=True)
-    updated_at = UTCDateTimeField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_destination"
-        verbose_name = "destination"
-
-
-class OutboxRelay(OutboxTable):
-    """A relay that is running, or was a moment ago."""
-
-    name = models.CharField(max_length=200, primary_key=True)
-    host = models.CharField(max_length=255)
-    pid = models.IntegerField()
-    version = models.CharField(max_length=50)
-    started_at = UTCDateTimeField()
-    seen_at = UTCDateTimeField()
-    term = models.BigIntegerField(null=True)
-    leads_until = UTCDateTimeField(null=True)
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_relay"
-        verbose_name = "relay"
-
-
-class OutboxLeader(OutboxTable):
-    """The relay that does the upkeep, and its term."""
-
-    name = models.CharField(max_length=50, primary_key=True)
-    relay = models.CharField(max_length=200)
-    term = models.BigIntegerField()
-    leads_until = UTCDateTimeField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_leader"
-        verbose_name = "leader"
-
-
-class OutboxAudit(OutboxTable):
-    """An operator's action."""
-
-    id = models.BigAutoField("ID", primary_key=True)
-    at = UTCDateTimeField()
-    actor = models.CharField(max_length=200)
-    action = models.CharField(max_length=50)
-    details = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
-    affected = models.IntegerField(default=0)
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_audit"
-        verbose_name = "operator's action"
-        indexes = (NamedIndex(fields=["at"], name="idx_outbox_audit_at"),)
-
-
-class OutboxStats(OutboxTable):
-    """The counts of a relay for a destination in a minute."""
-
-    minute = UTCDateTimeField(primary_key=True)
-    destination = models.CharField(max_length=100)
-    relay = models.CharField(max_length=200)
-    delivered = models.IntegerField(default=0)
-    retried = models.IntegerField(default=0)
-    failed = models.IntegerField(default=0)
-    lag = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_stats"
-        verbose_name = "minute of a destination"
-        verbose_name_plural = "minutes of destinations"
-        constraints = (
-            models.UniqueConstraint(fields=["minute", "destination", "relay"], name="outbox_stats_pkey"),
-        )
-
-
-class OutboxSample(OutboxTable):
-    """The backlog at a minute, of a destination or (with an empty name) of all."""
-
-    minute = UTCDateTimeField(primary_key=True)
-    destination = models.CharField(max_length=100)
-    pending = models.IntegerField(default=0)
-    failed = models.IntegerField(default=0)
-    oldest_seconds = models.FloatField(null=True)
-    position = models.BigIntegerField(null=True)
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_sample"
-        verbose_name = "sample of a destination"
-        verbose_name_plural = "samples of destinations"
-        constraints = (models.UniqueConstraint(fields=["minute", "destination"], name="outbox_sample_pkey"),)
-
-
-class OutboxOperation(OutboxTable):
-    """A bulk action that runs in the background of a process."""
-
-    id = OutboxUUIDField("ID", primary_key=True, editable=False)
-    action = models.CharField(max_length=50)
-    actor = models.CharField(max_length=200)
-    details = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
-    state = models.CharField(max_length=20, default="running")
-    total = models.IntegerField(null=True)
-    capped = models.IntegerField(default=0)
-    done = models.IntegerField(default=0)
-    skipped = models.IntegerField(default=0)
-    started_at = UTCDateTimeField()
-    updated_at = UTCDateTimeField()
-    finished_at = UTCDateTimeField(null=True)
-    error = models.TextField(null=True)
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_operation"
-        verbose_name = "operation"
-
-
-class OutboxSetting(OutboxTable):
-    """A relay's settings of a destination."""
-
-    destination = models.CharField(max_length=100)
-    relay = models.CharField(max_length=200, primary_key=True)
-    setting = OutboxJSONField(encoder=DjangoJSONEncoder, default=dict)
-    said_at = UTCDateTimeField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "outbox_setting"
-        verbose_name = "setting of a destination"
-        verbose_name_plural = "settings of destinations"
-        constraints = (models.UniqueConstraint(fields=["destination", "relay"], name="outbox_setting_pkey"),)
-
-
-class InboxMessage(OutboxTable):
-    """A message that a consumer has processed."""
-
-    consumer = models.CharField(max_length=100)
-    message_id = models.CharField("message ID", max_length=255, primary_key=True)
-    processed_at = UTCDateTimeField()
-
-    class Meta(OutboxTable.Meta):
-        db_table = "inbox_message"
-        verbose_name = "processed message"
-        constraints = (models.UniqueConstraint(fields=["consumer", "message_id"], name="inbox_message_pkey"),)
-        indexes = (NamedIndex(fields=["processed_at"], name="idx_inbox_message_processed"),)
+OutboxIdempotency = side_table("idempotency", "A used idempotency key, and the event first emitted with it.")
+OutboxAttempt = side_table("attempt", "A failed attempt.")
+OutboxDestination = side_table("destination", "A destination's pause and circuit.")
+OutboxRelay = side_table("relay", "A relay that is running, or was a moment ago.")
+OutboxLeader = side_table("leader", "The relay that does the upkeep, and its term.")
+OutboxAudit = side_table("audit", "An operator's action.")
+OutboxStats = side_table("stats", "The counts of a relay for a destination in a minute.")
+OutboxSample = side_table(
+    "sample", "The backlog at a minute, of a destination or (with an empty name) of all."
+)
+OutboxOperation = side_table("operation", "A bulk action that runs in the background of a process.")
+OutboxSetting = side_table("setting", "A relay's settings of a destination.")
+InboxMessage = side_table("inbox", "A message that a consumer has processed.")

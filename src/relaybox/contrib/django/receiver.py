@@ -20,6 +20,7 @@ from typing import Any
 from django.db import DEFAULT_DB_ALIAS, connections, transaction
 from django.http import HttpRequest, HttpResponse, UnreadablePostError
 
+from relaybox.contrib.django.inbox import once
 from relaybox.core.values import Duration, Secret
 from relaybox.errors import ConfigError, shorten
 from relaybox.receive.consumer import Consumer, is_asynchronous
@@ -35,8 +36,6 @@ class DjangoInbox:
         self, connection: Any, message: Any, /, *, consumer: str | None = None
     ) -> AbstractContextManager[bool]:
         """Return a block in the open ``atomic()`` that yields whether the message is new."""
-        from relaybox.contrib.django.inbox import once
-
         return once(message, consumer=consumer or "", using=connection.alias)
 
     def aonce(

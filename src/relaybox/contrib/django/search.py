@@ -13,14 +13,7 @@ from django.core.exceptions import FieldDoesNotExist, ValidationError
 from django.db import Error, connections, router, transaction
 from django.db.models.query import ModelIterable, ValuesIterable
 
-from relaybox.contrib.django.databases import (
-    connection_of,
-    dialect_of,
-    driver_error,
-    execute,
-    get_statements,
-    run_ours,
-)
+from relaybox.contrib.django.databases import connection_of, driver_error, execute, get_statements, run_ours
 from relaybox.contrib.django.emit import emit_events
 from relaybox.contrib.django.private import alias_of, chosen_fields, gives
 from relaybox.database.dialects import refusal
@@ -43,7 +36,7 @@ async def open_rows(outbox: Outbox, source: Source, queryset: Any) -> AsyncItera
             await rows.check()
             yield rows
         finally:
-            await rows.close()
+            await asyncio.get_running_loop().run_in_executor(thread, connections.close_all)
 
 
 class QuerySetRows:
@@ -104,15 +97,10 @@ class QuerySetRows:
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of the existing ids, without locks."""
-        items = await self._call(partial(self._by_ids, ids, lock=False))
-        return {item.id: item.payload for item in items}
-
-    async def close(self) -> None:
-        """Close the thread's connection."""
-        await asyncio.get_running_loop().run_in_executor(self._thread, connections.close_all)
+        return {item.id: item.payload for item in await self._call(partial(self._by_ids, ids, lock=False))}
 
     async def _call(self, work: Callable[[], T], wait: float = PATIENT) -> T:
-        """Call it in the thread, patiently (see there)."""
+        """Call it in the thread with ``patiently``."""
         run = partial(asyncio.get_running_loop().run_in_executor, self._thread)
         try:
             return await patiently("rows, or the table,", wait, lambda: run(work), Error, driver_error)
@@ -171,7 +159,7 @@ class QuerySetRows:
         self._wait(PATIENT)
         if also is not None:
             connection = connection_of(self._using)
-            items = run_ours(connection, also(get_statements(dialect_of(connection)), items))
+            items = run_ours(connection, also(get_statements(connection), items))
         self._write(calls(items))
 
     def _write(self, made: Sequence[Call]) -> int:
@@ -233,13 +221,12 @@ def _fields(thing: Any) -> Mapping[str, Any]:
 
 def _check_clauses(source: Source, queryset: Any) -> None:
     query = queryset.query
-    kinds = (ModelIterable, ValuesIterable)
     refused = {
         "a slice": query.is_sliced,
         "distinct()": query.distinct,
         "a union, intersection or difference": query.combinator,
         "an aggregate (its annotations go into a Subquery)": query.group_by is not None,
-        "values_list() (use values())": not issubclass(gives(queryset), kinds),
+        "values_list() (use values())": not issubclass(gives(queryset), (ModelIterable, ValuesIterable)),
     }
     for what, found in refused.items():
         if found:
@@ -251,7 +238,7 @@ def _check_place(source: Source, using: str, outbox: Outbox) -> None:
     own = getattr(outbox, "using", None)
     if own is None:
         fix = "use relaybox.contrib.django.outbox.get_outbox(), or `manage.py outbox`"
-        raise ConfigError(f"{source.told}: a QuerySet goes with the project's own outbox; {fix}")
+        raise ConfigError(f"{source.told}: a QuerySet needs the project's own outbox; {fix}")
     if own != using:
         fix = f"choose it with using={using!r}, or read the documents with .using({own!r})"
         raise ConfigError(

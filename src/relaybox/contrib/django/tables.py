@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
+import sqlalchemy as sa
 from django.apps import AppConfig
+from django.core.serializers.json import DjangoJSONEncoder
 from django.db import DatabaseError, Error, NotSupportedError, connections, models, router
 from django.db.migrations.loader import MigrationLoader
 from django.db.migrations.operations import CreateModel
@@ -18,9 +21,10 @@ from django.db.models.fields.json import JSONExact
 from django.db.models.lookups import Exact
 from django.utils import timezone
 
-from relaybox.contrib.django.databases import connection_of, dialect_of
+from relaybox.contrib.django.databases import connection_of, dialect_of, get_tables
 from relaybox.core.commands import Program
 from relaybox.database.migrations import ALREADY_THERE, MIGRATIONS, NEWEST, Outbox, drop
+from relaybox.database.schema import JSON
 from relaybox.database.statements.server import NEWEST_MIGRATION
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
@@ -116,12 +120,102 @@ class NamedIndex(models.Index):  # type: ignore[misc]
     max_name_length = 63
 
 
-def state_of(
-    name: str, db_table: str, verbose_name: str, fields: Mapping[str, models.Field], **options: Any
-) -> CreateModel:
-    """Return the operation that adds a table to Django's state; ``CreateOutboxTables`` creates the table."""
-    fixed = {"db_table": db_table, "verbose_name": verbose_name, "default_permissions": ("view",)}
-    return CreateModel(name, list(fields.items()), {**fixed, **options})
+FIELDS: dict[type[Any], Callable[..., models.Field]] = {
+    sa.BigInteger: models.BigIntegerField,
+    sa.DateTime: UTCDateTimeField,
+    sa.Double: models.FloatField,
+    sa.Integer: models.IntegerField,
+    sa.LargeBinary: models.BinaryField,
+    sa.String: models.CharField,
+    sa.Text: models.TextField,
+    sa.Uuid: OutboxUUIDField,
+    type(JSON): partial(OutboxJSONField, encoder=DjangoJSONEncoder),
+}
+"""The field for each type of column in the schema."""
+
+
+NAMES = {
+    "attempt": ("failed attempt", "failed attempts", "delivery_id"),
+    "audit": ("operator's action", "operator's actions", "id"),
+    "destination": ("destination", "destinations", "name"),
+    "event": ("outbox event", "outbox events", "id"),
+    "idempotency": ("idempotency key", "idempotency keys", "idempotency_key"),
+    "inbox": ("processed message", "processed messages", "message_id"),
+    "leader": ("leader", "leaders", "name"),
+    "operation": ("operation", "operations", "id"),
+    "relay": ("relay", "relays", "name"),
+    "sample": ("sample of a destination", "samples of destinations", "minute"),
+    "setting": ("setting of a destination", "settings of destinations", "relay"),
+    "stats": ("minute of a destination", "minutes of destinations", "minute"),
+}
+"""By table, the names of the model and its primary key: of several key columns, the most selective one."""
+
+EVENT_PERMISSIONS = tuple(
+    (f"{verb}_outboxevent", f"Can {verb} outbox event") for verb in ("retry", "replay", "discard")
+)
+EVENT_INDEXES = {
+    "idx_outbox_event_aggregate": None,
+    "idx_outbox_event_delivered": models.Q(status="delivered"),
+    "idx_outbox_event_failed": models.Q(status="failed"),
+    "idx_outbox_event_key_head": models.Q(status__in=["pending", "failed"], ordering_key__isnull=False),
+    "idx_outbox_event_pending_next_attempt": models.Q(status="pending"),
+}
+"""The conditions of the event's indexes. The other indexes are MySQL's, which has no partial ones."""
+
+
+def indexes_of(name: str) -> list[NamedIndex]:
+    """Return the indexes of a table of the schema."""
+    indexes = sorted(getattr(get_tables(), name).indexes, key=lambda index: str(index.name))
+    named = [one for one in indexes if name != "event" or one.name in EVENT_INDEXES]
+    return [
+        NamedIndex(fields=list(one.columns.keys()), name=one.name, condition=EVENT_INDEXES.get(one.name))
+        for one in named
+    ]
+
+
+def state_of(name: str, own: Mapping[str, models.Field] | None = None, **options: Any) -> CreateModel:
+    """Return the operation that adds a table to Django's state; ``CreateOutboxTables`` creates it.
+
+    ``own`` has fields that the schema cannot describe. As in ``relaybox.database.migrations``, versions only
+    add tables so far. The first change to a released table must write its earlier fields and indexes into the
+    migration that created it.
+    """
+    table: sa.Table = getattr(get_tables(), name)
+    verbose_name, verbose_name_plural, key = NAMES[name]
+    columns = [column.name for column in table.primary_key]
+    unique = models.UniqueConstraint(fields=columns, name=f"{table.name}_pkey")
+    # Some columns exist only on MySQL.
+    common = [column for column in table.columns if "postgresql" not in column.info.get("ddl", ())]
+    fields = {column.name: _field(column, column.name == key) for column in common} | dict(own or {})
+    described = {
+        "db_table": table.name,
+        "verbose_name": verbose_name,
+        "verbose_name_plural": verbose_name_plural,
+        "default_permissions": ("view",),
+        "constraints": [unique] if len(columns) > 1 else [],
+        "indexes": indexes_of(name),
+        **options,
+    }
+    return CreateModel(table.name.title().replace("_", ""), list(fields.items()), described)
+
+
+def _field(column: sa.Column[Any], is_key: bool) -> models.Field:
+    options: dict[str, Any] = {"primary_key": True, "serialize": False} if is_key else {}
+    if column.identity is not None:
+        return models.BigAutoField("ID", **options) if is_key else models.BigIntegerField(editable=False)
+    if isinstance(column.type, sa.JSON) and not column.nullable:
+        options["default"] = dict
+    if isinstance(column.type, sa.String):
+        options["max_length"] = column.type.length
+    *words, last = column.name.split("_")
+    if last == "id":
+        options |= {"verbose_name": " ".join([*words, "ID"]), "editable": bool(words)}
+    match column.server_default:
+        case sa.DefaultClause(arg=str(text)):
+            options["default"] = text
+        case sa.DefaultClause(arg=sa.TextClause(text=number)):
+            options["default"] = int(number)
+    return FIELDS[type(column.type)](null=column.nullable, **options)
 
 
 class CreateOutboxTables(Operation):  # type: ignore[misc]

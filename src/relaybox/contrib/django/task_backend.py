@@ -47,7 +47,7 @@ class OutboxTaskResult(TaskResult):  # type: ignore[misc]
     def return_value(self) -> Any:
         """Raise for a successful task: the return value is not kept."""
         if self.status == TaskResultStatus.SUCCESSFUL:
-            raise NotImplementedError("the outbox does not keep what a task returned; save it in the task")
+            raise NotImplementedError("the outbox does not keep a task's return value; save it in the task")
         return super().return_value
 
 
@@ -98,7 +98,6 @@ def run(event: Event) -> None:
     """Run an event's task and drop its return value."""
     call, now = event.payload, timezone.now()
     task = _task(call)
-    worker = f"{socket.gethostname()}:{os.getpid()}"
     result = _result(
         task,
         str(event.id),
@@ -108,7 +107,7 @@ def run(event: Event) -> None:
         enqueued_at=event.created_at,
         started_at=now,
         last_attempted_at=now,
-        worker_ids=[worker] * event.attempt,
+        worker_ids=[f"{socket.gethostname()}:{os.getpid()}"] * event.attempt,
     )
     task_started.send(type(task.get_backend()), task_result=result)
     context = (TaskContext(task_result=result),) if task.takes_context else ()
@@ -130,7 +129,7 @@ def _task(call: Mapping[str, Any]) -> Task:
     """Return the task that an event names. Reject any other object, so that it is never called."""
     task = import_string(call["task"])
     if not isinstance(task, Task):
-        raise Reject(f"{call['task']} is no task; decorate it with @task")
+        raise Reject(f"{call['task']} is not a task; decorate it with @task")
     return task.using(queue_name=call["queue"], backend=call["backend"])
 
 

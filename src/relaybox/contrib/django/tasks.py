@@ -19,9 +19,9 @@ from celery import shared_task
 from kombu.pools import producers
 
 from relaybox.contrib.django.conf import get_settings
-from relaybox.contrib.django.databases import connection_of, dialect_of, get_statements
+from relaybox.contrib.django.databases import connection_of, get_statements
 from relaybox.contrib.django.drain import Drained, drain, drain_rows, upkeep
-from relaybox.contrib.django.store import is_busy
+from relaybox.contrib.django.outbox import is_busy
 from relaybox.database.statements.upkeep import TASK_MARK
 
 T = TypeVar("T")
@@ -155,7 +155,7 @@ def mark_queued(using: str, seconds: float) -> bool:
 def _execute(using: str, name: str, **params: Any) -> bool:
     """Execute one statement. True if it changed the row."""
     connection = connection_of(using)
-    query = get_statements(dialect_of(connection)).others(TASK_MARK)(name, mark=MARK, **params)
+    query = get_statements(connection).others(TASK_MARK)(name, mark=MARK, **params)
     with connection.cursor() as cursor:
         cursor.execute(query.sql, query.params)
         return bool(cursor.rowcount == 1)

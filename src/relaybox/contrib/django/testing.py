@@ -17,8 +17,7 @@ from relaybox.contrib.django import drain as draining
 from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, execute, raise_ours
 from relaybox.contrib.django.emit import default_alias
-from relaybox.contrib.django.outbox import get_outbox
-from relaybox.contrib.django.store import is_busy
+from relaybox.contrib.django.outbox import get_outbox, is_busy
 from relaybox.core.settings import Destination
 from relaybox.database.connect import Execute, in_loop
 from relaybox.errors import ConfigError
@@ -31,7 +30,7 @@ SECONDS = 600.0
 """A test that delivers for longer is taken to hang."""
 
 NOTHING_DUE = "nothing was due"
-BUSY = "nothing is delivered inside an open atomic(): leave it first"
+BUSY = "nothing is delivered inside an open atomic(); leave it first"
 
 
 class DjangoProbe(OutboxProbe):
@@ -148,6 +147,8 @@ def _opened(using: str) -> Iterator[Execute]:
         with transaction.atomic(using=using):
             yield partial(execute, connection_of(using))
     except SynchronousOnlyOperation as error:
-        raise ConfigError("in asynchronous code, await the twin that begins with an a") from error
+        raise ConfigError(
+            "asynchronous code cannot call this: await the version whose name begins with `a`"
+        ) from error
     except Error as error:
         raise_ours(error)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Callable, Collection
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, TypeAlias
 
 from relaybox.core.commands import Program
@@ -12,7 +13,7 @@ from relaybox.core.settings import Settings
 from relaybox.database.migrations import Outbox
 from relaybox.database.statements import server
 from relaybox.database.statements.delivery import Query, Texts
-from relaybox.database.steps import Row, Steps
+from relaybox.database.steps import Row, ask
 from relaybox.operate.admin import Admin
 from relaybox.sinks.open import Handlers
 from relaybox.stores.sql.store import SqlStore
@@ -94,12 +95,7 @@ class DatabaseContext(Context):
         queries = [self.store.steps.statements.others(Texts({"question": sql}))("question", **params)]
         if self.outbox.dialect == "postgresql":
             queries.insert(0, Query(server.BOUNDS, ()))
-
-        def steps() -> Steps[list[Row]]:
-            results = yield queries
-            return results[-1]
-
-        return await self.store.driver.run(steps)
+        return (await self.store.driver.run(partial(ask, queries)))[-1]
 
 
 @dataclass(frozen=True, slots=True)

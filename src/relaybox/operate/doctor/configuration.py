@@ -87,8 +87,7 @@ async def _sink(context: Context, destination: Destination) -> Finding | Unseen 
 
 
 async def _log(settings: Settings, destination: Destination) -> Finding | None:
-    lacking = await asyncio.to_thread(missing, settings, destination)
-    if not lacking:
+    if not (lacking := await asyncio.to_thread(missing, settings, destination)):
         return None
     title = f"Debezium cannot read what is emitted for destination {destination.name!r}"
     detail = f"the server has no {' and no '.join(lacking)} for it; what is emitted now is never sent"
@@ -112,12 +111,10 @@ async def _reach(destination: Destination, sink: Any) -> Finding | None:
 
 def _failing(destination: Destination, reason: str, *, silent: bool) -> Finding:
     name, seen, fix = destination.name, reason, ""
-    if not silent and "allow" in reason:
-        seen, fix = split_fix(reason)
-    if silent:
-        title, act = f"destination {name!r} does not answer", "start it, or correct its sink"
-    else:
+    title, act = f"destination {name!r} does not answer", "start it, or correct its sink"
+    if not silent:
         title = f"destination {name!r} cannot be sent to"
-        act = "correct the destination's sink, auth or options, or mend it there"
+        act = "correct the destination's sink, auth or options, or repair the destination itself"
+        seen, fix = split_fix(reason) if "allow" in reason else (reason, "")
     waits = f"events wait meanwhile, and `{typed('resume', name)}` ends the wait"
     return Finding("error", title, f"{mask_url(destination.sink)}: {seen}", fix or f"{act}; {waits}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from contextlib import aclosing
 from dataclasses import fields
@@ -64,6 +65,7 @@ KEPT = 1024**3
 """Bytes of log that a slot without a reader may keep."""
 
 GROWS = "nothing that died since can be cleaned up, and claims read ever more of it"
+UNCLEANED = "dead rows are never cleaned up, and claims become slower with every event"
 
 DEAD = 100_000
 """Dead rows that a table may have, or half as many as live ones if that is more."""
@@ -74,8 +76,7 @@ _OFF_FOR_TABLE = {f"autovacuum_enabled={off}" for off in ("false", "off", "no", 
 @check(needs="database")
 def database(context: DatabaseContext) -> Results:
     """Find a version that is too old, and reasons why a relay cannot write."""
-    looks = {"postgresql": _postgresql, "sqlite": _sqlite}
-    return looks.get(context.outbox.dialect, _mysql)(context)
+    return {"postgresql": _postgresql, "sqlite": _sqlite}.get(context.outbox.dialect, _mysql)(context)
 
 
 def outdated(dialect: str, version: str) -> Finding | None:
@@ -140,11 +141,10 @@ async def isolation(context: DatabaseContext) -> Results:
         case "postgresql":
             [(level, name)] = await context.ask(server.ISOLATION)
             if level != "read committed":
-                detail = (
-                    f"default_transaction_isolation = {level!r}: relays set their own, but an emit with an "
-                    "idempotency key, or an update of the application's, may raise an error to be retried"
-                )
+                some = "an emit with an idempotency key, or an update of the application's,"
+                but = f"relays set their own, but {some} may raise an error to be retried"
                 fix = f"ALTER DATABASE {name} SET default_transaction_isolation = 'read committed';"
+                detail = f"default_transaction_isolation = {level!r}: {but}"
                 yield Finding("info", f"transactions are {level} by default", detail, fix)
         case "mariadb" | "mysql":
             [(logs, form)] = await context.ask(server.BINLOG_MYSQL)
@@ -168,19 +168,17 @@ async def _unsafe_postgresql(context: DatabaseContext) -> Results:
     for role, name in await context.ask(server.UNSAFE_ROLES):
         whose = f"ROLE {role}" if role else f"DATABASE {name}"
         where = f" IN DATABASE {name}" if role and name else ""
-        title = f"synchronous_commit is off for {role or name}"
         fix = f"ALTER {whose}{where} RESET synchronous_commit;"
-        yield Finding("warning", title, ASYNCHRONOUS, fix)
+        yield Finding("warning", f"synchronous_commit is off for {role or name}", ASYNCHRONOUS, fix)
 
 
 async def _unsafe_mysql(context: DatabaseContext) -> Results:
     [(flush, sync, logs)] = await context.ask(server.FLUSHES_MYSQL)
-    if int(flush) != 1:
-        title = f"innodb_flush_log_at_trx_commit is {flush}"
-        yield Finding("warning", title, FORGETS, "SET GLOBAL innodb_flush_log_at_trx_commit = 1;")
     # InnoDB rolls back prepared transactions that are not in the binary log.
-    if logs and int(sync) != 1:
-        yield Finding("warning", f"sync_binlog is {sync}", FORGETS, "SET GLOBAL sync_binlog = 1;")
+    set_to = {"innodb_flush_log_at_trx_commit": flush, "sync_binlog": sync if logs else 1}
+    for name, value in set_to.items():
+        if int(value) != 1:
+            yield Finding("warning", f"{name} is {value}", FORGETS, f"SET GLOBAL {name} = 1;")
 
 
 @check(on=SERVERS)
@@ -191,17 +189,13 @@ async def privileges(context: DatabaseContext) -> Results:
     every = [getattr(tables, field.name) for field in fields(tables)]
     needed = {table.name: [READ] if table is tables.migration else NEEDED for table in every}
     held = await _held(context, needed)
-    lacking = {
-        table: missing
-        for table, of in needed.items()
-        if table in held and (missing := [one for one in of if one not in held[table]])
-    }
-    if not lacking:
-        return
+    known = {table: of for table, of in needed.items() if table in held}
+    missing = {table: [one for one in of if one not in held[table]] for table, of in known.items()}
+    lacking = {table: of for table, of in missing.items() if of}
     changes = any(one != READ for of in held.values() for one in of)
-    if not changes and all(READ not in of for of in lacking.values()):
-        yield Unseen(f"{role} may only read: whether a relay's role has its rights cannot be told from it")
-    else:
+    if lacking and not changes and all(READ not in of for of in lacking.values()):
+        yield Unseen(f"{role} may only read: it cannot show whether a relay's role has its rights")
+    elif lacking:
         yield _lacks(context.outbox, str(role), lacking)
 
 
@@ -216,20 +210,16 @@ async def _held(context: DatabaseContext, needed: Collection[str]) -> Mapping[st
     names = {quoted(outbox, outbox.schema, table): table for table in needed}
     rows = await context.ask(server.TABLE_RIGHTS, names=list(names), privileges=NEEDED)
     # The schema check reports a missing table.
-    held: dict[str, set[str]] = {names[name]: set() for name, _, _ in rows}
+    held = defaultdict[str, set[str]](set)
     for name, privilege, may in rows:
-        if may:
-            held[names[name]].add(privilege)
+        held[names[name]] |= {privilege} if may else set()
     return held
 
 
 def parse_grants(lines: Iterable[str], schema: str, tables: Iterable[str]) -> dict[str, set[str]]:
     """Return the privileges on these tables from the lines of SHOW GRANTS."""
     held: dict[str, set[str]] = {table: set() for table in tables}
-    for line in lines:
-        match = _GRANT.match(line)
-        if match is None:
-            continue
+    for match in filter(None, map(_GRANT.match, lines)):
         place, _, table = match[2].replace("`", "").partition(".")
         if place != "*" and not _like(place).fullmatch(schema):
             continue
@@ -252,14 +242,12 @@ def _lacks(outbox: Outbox, role: str, lacking: Mapping[str, list[str]]) -> Findi
     whom = quoted(outbox, role)
     if at and outbox.dialect in MYSQL:
         whom = f"{quoted(outbox, user)}@{quoted(outbox, host)}"
-    grants = [
-        f"GRANT {', '.join(of)} ON {quoted(outbox, outbox.schema, table)} TO {whom};"
-        for table, of in lacking.items()
-    ]
+    grants = [f"{', '.join(of)} ON {quoted(outbox, outbox.schema, name)}" for name, of in lacking.items()]
     if outbox.dialect == "postgresql" and outbox.schema:
-        grants.insert(0, f"GRANT USAGE ON SCHEMA {quoted(outbox, outbox.schema)} TO {whom};")
+        grants.insert(0, f"USAGE ON SCHEMA {quoted(outbox, outbox.schema)}")
+    fix = "\n".join(f"GRANT {rights} TO {whom};" for rights in grants)
     detail = "; ".join(f"no {', '.join(of)} on {table}" for table, of in lacking.items())
-    return Finding("error", f"{role} lacks rights that a relay needs", detail, "\n".join(grants))
+    return Finding("error", f"{role} lacks rights that a relay needs", detail, fix)
 
 
 @check(needs="database", on=("postgresql",))
@@ -274,18 +262,14 @@ async def listener(context: DatabaseContext) -> Results:
     except psycopg.Error as error:
         yield Unseen(" ".join(str(error).split()))
         return
-    if heard:
-        return
     waits = "relays find events by polling, each poll_interval, instead of at once"
-    if pooled:
+    if pooled and not heard:
         title = "a transaction pooler stands before the database"
         detail = f"what a session has set is lost between transactions, and so is LISTEN: {waits}"
-        fix = (
-            "give the relay the server's own address (on PgBouncer: or one with pool_mode = session), "
-            "or set notify = false to be content with polling"
-        )
+        address = "the server's own address (on PgBouncer: or one with pool_mode = session)"
+        fix = f"give the relay {address}, or set notify = false to be content with polling"
         yield Finding("warning", title, detail, fix)
-    else:
+    elif not heard:
         title = "a notification that was sent did not arrive"
         fix = "give the relay a connection on which LISTEN works, or set notify = false"
         yield Finding("warning", title, f"within {NOTIFY_SECONDS:g} s: {waits}", fix)
@@ -328,12 +312,10 @@ async def clock(context: DatabaseContext) -> Results:
     effect = "leases do not depend on it, but the order of ids and the times in signatures and logs do"
     if abs(skew) >= REFUSED:
         level, effect = "error", "receivers refuse signatures whose time is 5 minutes off"
-    yield Finding(
-        level,
-        f"this host's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the database's",
-        f"here it is {at(datetime.fromtimestamp(here, UTC))}, there {at(there)}; {effect}",
-        "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which",
-    )
+    title = f"this host's clock is {abs(skew):,.0f} s {'ahead of' if skew > 0 else 'behind'} the database's"
+    detail = f"here it is {at(datetime.fromtimestamp(here, UTC))}, there {at(there)}; {effect}"
+    fix = "timedatectl set-ntp true   # on whichever host is wrong; `chronyc tracking` says which"
+    yield Finding(level, title, detail, fix)
 
 
 @check(needs="database", on=SERVERS)
@@ -386,18 +368,15 @@ async def vacuum(context: DatabaseContext) -> Results:
     """Find that autovacuum is off, for the server or a table, or does not keep up."""
     outbox = context.outbox
     for (setting,) in await context.ask(server.NO_AUTOVACUUM):
-        detail = "dead rows are never cleaned up, and claims become slower with every event"
         fix = f"ALTER SYSTEM SET {setting} = on;\nSELECT pg_reload_conf();"
-        yield Finding("error", f"{setting} is off on this server", detail, fix)
+        yield Finding("error", f"{setting} is off on this server", UNCLEANED, fix)
     tables = outbox.metadata().tables.values()
     names = {table.name: quoted(outbox, table.schema, table.name) for table in tables}
-    for name, options, live, dead, vacuumed in await context.ask(
-        server.DEAD_ROWS, names=list(names.values())
-    ):
+    rows = await context.ask(server.DEAD_ROWS, names=list(names.values()))
+    for name, options, live, dead, vacuumed in rows:
         if _OFF_FOR_TABLE.intersection(options or ()):
-            detail = "its dead rows are never cleaned up, and claims become slower with every event"
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
-            yield Finding("error", f"autovacuum is off for {name}", detail, fix)
+            yield Finding("error", f"autovacuum is off for {name}", f"its {UNCLEANED}", fix)
         if dead and dead > DEAD and dead > live / 2:
             when = "never" if vacuumed is None else f"last at {vacuumed:%Y-%m-%d %H:%M:%S %Z}"
             detail = f"beside {live:,} that live; it was vacuumed {when}"

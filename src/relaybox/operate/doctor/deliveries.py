@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import json
 from collections.abc import AsyncIterator, Iterator
 from importlib.metadata import version
 
@@ -11,7 +10,7 @@ from relaybox.core.commands import Program
 from relaybox.core.settings import Destination, Settings
 from relaybox.core.text import at, plural
 from relaybox.errors import PayloadError
-from relaybox.operate.admin import DestinationStats
+from relaybox.operate.admin import DestinationStats, headers_of
 from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, typed
 from relaybox.operate.why import is_alive, pause_end
 from relaybox.relay.upkeep.agreement import describe, differences
@@ -28,6 +27,9 @@ AT_ONCE = 20
 NAMED = 20
 """Rows that a command names."""
 
+CLAIMED = ("ok", "retrying", "failing")
+"""The states of a destination in which relays claim what is due."""
+
 LATE = 60.0
 """Seconds that an event may be due without a relay: cron may run a drain."""
 
@@ -43,7 +45,7 @@ async def destinations(context: DatabaseContext) -> Results:
             for finding in _held_up(one, configured[name]):
                 yield finding
         elif name and waiting + counts.failed:
-            title = f"{_wait(waiting, counts)} for {name!r}, which is no destination"
+            title = f"{_wait(waiting, counts)} for {name!r}, which is not a destination"
             detail = "it was renamed or removed, or this is not the configuration of the relays that know it"
             yield Finding("error", title, detail, typed("move", name, _target(name, context.settings)))
         elif waiting:
@@ -58,8 +60,8 @@ async def destinations(context: DatabaseContext) -> Results:
 
 def _wait(waiting: int, counts: Counts) -> str:
     number = waiting + counts.failed
-    more = "+" if counts.capped - {"delivered"} else ""
-    return "1 event waits" if number == 1 else f"{number:,}{more} events wait"
+    events = plural(number, "event", "+" if counts.capped - {"delivered"} else "")
+    return f"{events} {'waits' if number == 1 else 'wait'}"
 
 
 def _target(name: str, settings: Settings) -> str:
@@ -72,24 +74,21 @@ def _target(name: str, settings: Settings) -> str:
 def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
     place, counts, name = one.place, one.counts, one.name
     if place is not None and place.paused:
-        reason = place.pause_reason or "no reason given"
-        detail = f"by {place.paused_by} until {pause_end(place)}: {reason}"
+        detail = f"by {place.paused_by} until {pause_end(place)}: {place.pause_reason or 'no reason given'}"
         yield Finding("info", f"destination {name!r} is paused", detail, typed("resume", name))
     elif place is not None and place.circuit != "closed":
-        state = place.circuit.replace("_", "-")
         detail = f"{place.circuit_reason or 'no reason given'}; a probe finds out when it is over"
-        title = f"the circuit of destination {name!r} is {state}"
+        title = f"the circuit of destination {name!r} is {place.circuit.replace('_', '-')}"
         yield Finding("warning", title, detail, typed("resume", name))
     if not counts.failed:
         return
-    failed = plural(counts.failed, "event", "+" if "failed" in counts.capped else "")
+    title = f"{plural(counts.failed, 'event', '+' if 'failed' in counts.capped else '')} failed for {name!r}"
     retry = typed("retry", "--destination", name)
     if destination.ordered and destination.on_failed == "block" and counts.parked:
-        title = f"{failed} failed for {name!r}, and what is behind in the order waits"
+        title = f"{title}, and what is behind in the order waits"
         detail = f"behind them: {plural(counts.parked, 'event')}; retry or discard lets them go on"
         yield Finding("warning", title, detail, retry)
     else:
-        title = f"{failed} failed for {name!r}"
         detail = f"`{typed('events', 'list', '--status', 'failed', '--destination', name)}` lists them"
         yield Finding("info", title, detail, retry)
 
@@ -119,11 +118,7 @@ def undecodable(content: Content) -> str | None:
         decode(content.payload, content.payload_data, content.payload_encoding)
     except PayloadError as error:
         return " ".join(str(error).split())
-    try:
-        headers = json.loads(content.headers)
-    except (ValueError, RecursionError):
-        headers = None
-    return None if isinstance(headers, dict) else "the stored headers are no JSON object"
+    return "the stored headers are no JSON object" if headers_of(content) is None else None
 
 
 @check()
@@ -131,7 +126,7 @@ async def relays(context: DatabaseContext) -> Results:
     """Find that no relay runs while events are due, and relays with different settings or releases."""
     stats = await context.admin.stats()
     alive = [relay for relay in stats.relays if is_alive(relay)]
-    due = [one for one in stats.destinations if _is_due(one)]
+    due = [one for one in stats.destinations if one.counts.due and one.state in CLAIMED]
     if due and not alive and Program.deliverer() is None:
         oldest = max(one.counts.oldest_seconds or 0.0 for one in due)
         seen = f"the last was seen at {at(stats.relays[0].last_seen_at)}" if stats.relays else "none was seen"
@@ -168,8 +163,3 @@ async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIt
         detail = "no relay has ever said how long it is to be kept, so that nobody prunes it"
         fix = f"start a relay that has {name!r} once, with the retention that is meant"
         yield Finding("info", title, detail, fix)
-
-
-def _is_due(one: DestinationStats) -> bool:
-    held = one.place is not None and (one.place.paused or one.place.circuit != "closed")
-    return one.configured and not one.handed_over and one.counts.due > 0 and not held

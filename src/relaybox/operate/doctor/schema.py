@@ -19,9 +19,7 @@ async def recorded_version(context: DatabaseContext) -> int:
     name = quoted(outbox, table.schema, table.name) if outbox.dialect == "postgresql" else table.name
     exists = server.TABLE_EXISTS.get(outbox.dialect, server.TABLE_EXISTS_MYSQL)
     [(found,)] = await context.ask(exists, table=name, schema=outbox.schema)
-    if not found:
-        return 0
-    [(version,)] = await context.ask(server.NEWEST_MIGRATION)
+    [(version,)] = await context.ask(server.NEWEST_MIGRATION) if found else [(0,)]
     return version or 0
 
 
@@ -53,8 +51,7 @@ def differences(
     for name, table in wanted.items():
         if name not in found:
             detail = "the version that is recorded says that it is there; statements that need it fail"
-            fix = repair.statements(*table.create)
-            yield Finding("error", f"the table {name} is missing", detail, fix)
+            yield Finding("error", f"the table {name} is missing", detail, repair.statements(*table.create))
             continue
         for look in (_columns, *beside, _key, _checks, _indexes, _others):
             yield from look(repair, name, table, found[name])
@@ -83,35 +80,30 @@ def _columns_beside(repair: Repair, name: str, table: Table, there: Table) -> It
 
 
 def _column(repair: Repair, name: str, column: str, wanted: Column, there: Column) -> Iterator[Finding]:
-    whole = f"{name}.{column}"
+    whole, where = f"the column {name}.{column}", (name, column, wanted)
     if there.type != wanted.type:
-        title = f"the column {whole} has another type"
         detail = f"it is {there.type} and should be {wanted.type}"
-        yield Finding("error", title, detail, repair.change_type(name, column, wanted))
+        yield Finding("error", f"{whole} has another type", detail, repair.change_type(*where))
     elif wanted.collation and (there.collation or "").lower() != wanted.collation.lower():
-        title = f"the column {whole} has another collation"
         detail = f"it is {there.collation} and should be {wanted.collation}, which compares byte by byte"
-        yield Finding("warning", title, detail, repair.change_type(name, column, wanted))
+        yield Finding("warning", f"{whole} has another collation", detail, repair.change_type(*where))
     if there.nullable and not wanted.nullable:
-        title = f"the column {whole} may be null"
         detail = "it should be NOT NULL: a row without it cannot be delivered"
-        yield Finding("warning", title, detail, repair.set_not_null(name, column, wanted))
+        yield Finding("warning", f"{whole} may be null", detail, repair.set_not_null(*where))
     if wanted.nullable and not there.nullable:
-        title = f"the column {whole} may not be null"
         detail = "rows that rightly have no value there are refused"
-        yield Finding("error", title, detail, repair.drop_not_null(name, column, wanted))
+        yield Finding("error", f"{whole} may not be null", detail, repair.drop_not_null(*where))
     if wanted.filled and not there.filled:
-        title = f"the column {whole} has no default"
         detail = "an INSERT relies on it"
-        yield Finding("error", title, detail, repair.set_default(name, column, wanted))
+        yield Finding("error", f"{whole} has no default", detail, repair.set_default(*where))
 
 
 def _key(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
     if there.key != table.key:
         is_now = f"it is ({', '.join(there.key)})" if there.key else "there is none"
-        title = f"the table {name} has another primary key"
         detail = f"{is_now} and should be ({', '.join(table.key)})"
-        yield Finding("error", title, detail, repair.add_key(name, table.key, bool(there.key)))
+        fix = repair.add_key(name, table.key, bool(there.key))
+        yield Finding("error", f"the table {name} has another primary key", detail, fix)
 
 
 def _checks(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
@@ -131,17 +123,15 @@ def _indexes(repair: Repair, name: str, table: Table, there: Table) -> Iterator[
     for index, wanted in table.indexes.items():
         found = there.indexes.get(index)
         if found is None:
-            title = f"the index {index} is missing"
             detail = f"without it the whole of {name} is read where a few rows would do"
-            yield Finding("error", title, detail, repair.create_index(wanted))
+            yield Finding("error", f"the index {index} is missing", detail, repair.create_index(wanted))
         elif not found.valid:
-            title = f"the index {index} is invalid"
             detail = f"it is kept up and never used: building it on {name} failed, or is not over yet"
-            yield Finding("error", title, detail, repair.rebuild_index(index))
+            yield Finding("error", f"the index {index} is invalid", detail, repair.rebuild_index(index))
         elif (found.columns, found.partial) != (wanted.columns, wanted.partial):
-            title = f"the index {index} is another one"
             detail = f"it is on {_on(found)} and should be on {_on(wanted)}"
-            yield Finding("error", title, detail, repair.replace_index(name, index, wanted))
+            fix = repair.replace_index(name, index, wanted)
+            yield Finding("error", f"the index {index} is another one", detail, fix)
 
 
 def _others(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
@@ -154,11 +144,8 @@ def _others(repair: Repair, name: str, table: Table, there: Table) -> Iterator[F
         title = f"the table {name} lacks settings of its storage"
         detail = f"{_listed(unset)}: claims cannot stay on their page, and dead rows are cleaned up too late"
         yield Finding("warning", title, detail, repair.set_options(name, unset))
-    other = {
-        option: value
-        for option, value in there.options.items()
-        if option in table.options and table.options[option] != value
-    }
+    known = {option: value for option, value in there.options.items() if option in table.options}
+    other = {option: value for option, value in known.items() if table.options[option] != value}
     if "engine" in other:
         detail = f"it is {other.pop('engine')}, which has no transactions: events would exist without theirs"
         fix = repair.set_engine(name, table.options["engine"])

@@ -111,7 +111,7 @@ class Window:
         """Start again after a log."""
         self.count = Count()
         self.shadowed = 0
-        self.told = {"retries": 0, "failures": 0}
+        self.reported = {"retries": 0, "failures": 0}
         self._lags.clear()
         self._last = at
 

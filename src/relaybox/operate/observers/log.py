@@ -116,19 +116,15 @@ class LogObserver(Observer):
         now = self._clock()
         for destination in self._windows:
             self._summarise(destination, now, at_once=True)
-        total = self._total
-        log.log(
-            logging.INFO if total or now - self._began > BRIEF else logging.DEBUG,
-            "stopped after %s: delivered %s, retried %s, failed %s",
-            span(now - self._began),
-            *(f"{number:,}" for number in asdict(total).values()),
-            extra={"relay": {"event": "stopped", **asdict(total)}},
-        )
+        level = logging.INFO if self._total or now - self._began > BRIEF else logging.DEBUG
+        total = asdict(self._total)
+        numbers = (span(now - self._began), *(f"{number:,}" for number in total.values()))
+        about = {"relay": {"event": "stopped", **total}}
+        log.log(level, "stopped after %s: delivered %s, retried %s, failed %s", *numbers, extra=about)
 
     def _well(self) -> float:
         now = self._clock()
-        seconds = self._database.over(now)
-        if seconds is not None:
+        if (seconds := self._database.over(now)) is not None:
             about = {"relay": {"event": "database_back"}}
             log.info("database  answers again, after %s", span(seconds), extra=about)
         return now
@@ -168,9 +164,9 @@ class LogObserver(Observer):
                 self._tell(logging.DEBUG, destination, said, "delivered", **_about(delivery))
 
     def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
-        told = self._windows[destination].told
-        told["failures"] += 1
-        level = logging.ERROR if told["failures"] <= FAILURES else logging.DEBUG
+        reported = self._windows[destination].reported
+        reported["failures"] += 1
+        level = logging.ERROR if reported["failures"] <= FAILURES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         # A row that killed its relays is claimed once more than it may be tried.
@@ -180,9 +176,9 @@ class LogObserver(Observer):
         self._tell(level, destination, said, "failed", **_about(delivery, error))
 
     def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:
-        told = self._windows[destination].told
-        told["retries"] += 1
-        level = logging.INFO if told["retries"] <= RETRIES else logging.DEBUG
+        reported = self._windows[destination].reported
+        reported["retries"] += 1
+        level = logging.INFO if reported["retries"] <= RETRIES else logging.DEBUG
         if not log.isEnabledFor(level):
             return
         tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
@@ -195,7 +191,7 @@ class LogObserver(Observer):
         if not (window.is_due(now) or (at_once and window.count)):
             return
         for what, limit in (("retries", RETRIES), ("failures", FAILURES)):
-            if (more := window.told[what] - limit) > 0:
+            if (more := window.reported[what] - limit) > 0:
                 self._tell(logging.INFO, destination, f"and {more:,} more {what}", "more", **{what: more})
         said, about = _summary(window)
         self._tell(logging.INFO, destination, said, "summary", **about)
@@ -241,11 +237,8 @@ def _about(delivery: Delivery, error: str | None = None) -> dict[str, Any]:
         "attempt": delivery.attempts,
         "max_attempts": delivery.max_attempts,
     }
-    if error is not None:
-        about["error"] = error
-    if (trace := trace_id(delivery.headers)) is not None:
-        about["trace_id"] = trace
-    return about
+    known = {"error": error, "trace_id": trace_id(delivery.headers)}
+    return about | {name: value for name, value in known.items() if value is not None}
 
 
 class Spell:
@@ -255,17 +248,17 @@ class Spell:
         self._again = again
         self._began: float | None = None
         self._last = 0.0
-        self._told: dict[str, float] = {}
+        self._reported: dict[str, float] = {}
 
     def trouble(self, text: str, now: float, said: str, error: BaseException | None = None) -> None:
         """Log ``said``, unless the same ``text`` was logged; ``error`` is shown with its traceback."""
         if self._began is None:
             self._began = now
         self._last = now
-        self._told = {told: at for told, at in self._told.items() if now - at < self._again}
-        if text in self._told or len(self._told) >= TEXTS:
+        self._reported = {known: at for known, at in self._reported.items() if now - at < self._again}
+        if text in self._reported or len(self._reported) >= TEXTS:
             return
-        self._told[text] = now
+        self._reported[text] = now
         log.warning("%s", said, exc_info=error, extra={"relay": {"event": "trouble"}})
 
     def over(self, now: float) -> float | None:
@@ -273,7 +266,7 @@ class Spell:
         if self._began is None or now - self._last < QUIET:
             return None
         lasted, self._began = self._last - self._began, None
-        self._told.clear()
+        self._reported.clear()
         return lasted
 
 

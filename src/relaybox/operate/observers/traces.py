@@ -35,11 +35,8 @@ class TracesObserver(Observer):
 
     def sent(self, destination: str, sends: Sends) -> None:
         """Make a span for each delivery with a sampled emitter."""
-        traced = [
-            at
-            for at, delivery in enumerate(sends.deliveries)
-            if (headers := delivery.headers) != "{}" and sampled(headers)
-        ]
+        headers = [delivery.headers for delivery in sends.deliveries]
+        traced = [at for at, text in enumerate(headers) if text != "{}" and sampled(text)]
         if not traced:
             return
         epoch = time.time_ns() - int(self._clock() * 1e9)
@@ -61,14 +58,8 @@ class TracesObserver(Observer):
             "relaybox.aggregate_type": delivery.aggregate_type,
             "relaybox.attempt": delivery.attempts,
         }
-        span = self._tracer.start_span(
-            f"relaybox send {destination}",
-            context,
-            SpanKind.PRODUCER,
-            attributes,
-            [Link(get_current_span(context).get_span_context())],
-            began,
-        )
+        name, links = f"relaybox send {destination}", [Link(get_current_span(context).get_span_context())]
+        span = self._tracer.start_span(name, context, SpanKind.PRODUCER, attributes, links, began)
         if not isinstance(answer, Delivered):
             reason = str(getattr(answer, "reason", ""))
             span.set_attribute("error.type", error_class(reason))

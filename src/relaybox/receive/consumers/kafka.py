@@ -7,10 +7,9 @@ again between the database's commit and the offset's, and the inbox detects that
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,7 +21,7 @@ from typing import Any, TypeAlias
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, parse_count, parse_name, parse_names
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.receive.consumer import Crashed, Once, Refused, Verdict
+from relaybox.receive.consumer import Crashed, Once, Refused, Verdict, log
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, finish, pause, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON, Received
@@ -31,8 +30,6 @@ try:
     import confluent_kafka as kafka
 except ImportError:
     raise MissingExtra("confluent-kafka", "kafka") from None
-
-log = logging.getLogger("relaybox.consumer")
 
 POLL_SECONDS = 0.2
 BUSY_POLL_SECONDS = 0.02
@@ -44,8 +41,6 @@ CLOSE_SECONDS = 10.0
 Partition: TypeAlias = tuple[str, int]
 Attend: TypeAlias = Callable[[Any, asyncio.Event], Awaitable[bool]]
 """Processes a message to its end; returns False if the event was set first."""
-
-DeadLetter: TypeAlias = Callable[[Any, str], Any]
 
 
 class KafkaConsumer(Loop):
@@ -66,7 +61,7 @@ class KafkaConsumer(Loop):
         transaction: Any,
         consumer: str | None = None,
         settings: Mapping[str, Any] | None = None,
-        dead_letter: DeadLetter | None = None,
+        dead_letter: Callable[[Any, str], Any] | None = None,
         prefetch: int = 100,
         timeout: Duration = TIMEOUT,
         backoff: Backoff | Mapping[str, Any] = BACKOFF,
@@ -87,7 +82,8 @@ class KafkaConsumer(Loop):
 
     async def _attend(self, message: Any, ending: asyncio.Event) -> bool:
         judge = partial(self._decide, message)
-        if await self._try(judge, _id(message), ending, "its partition waits") is None:
+        message_id = _headers(message).get("event-id", "")
+        if await self._try(judge, message_id, ending, "its partition waits") is None:
             return False
         self._failures = 0
         return True
@@ -107,28 +103,18 @@ class KafkaConsumer(Loop):
         return verdict
 
 
-def _id(message: Any) -> str:
-    return text_headers(dict(message.headers() or ())).get("event-id", "")
+def _headers(message: Any) -> dict[str, str]:
+    return text_headers(dict(message.headers() or ()))
 
 
 def _received(message: Any, attempt: int) -> Received:
-    headers = text_headers(dict(message.headers() or ()))
-    return Received(
-        headers.get("event-id", ""),
-        message.value() or b"",
-        headers.pop("content-type", JSON),
-        headers,
-        _sent_at(*message.timestamp()),
-        attempt,
-    )
-
-
-def _sent_at(kind: int, milliseconds: int) -> datetime:
+    headers, sent_at = _headers(message), datetime.now(UTC)
+    kind, milliseconds = message.timestamp()
     # Kind 0 means that there is no timestamp. Producers may also write one that is out of range.
     with suppress(ValueError, OverflowError, OSError):
-        if kind:
-            return datetime.fromtimestamp(milliseconds / 1000, UTC)
-    return datetime.now(UTC)
+        sent_at = datetime.fromtimestamp(milliseconds / 1000, UTC) if kind else sent_at
+    message_id, content_type = headers.get("event-id", ""), headers.pop("content-type", JSON)
+    return Received(message_id, message.value() or b"", content_type, headers, sent_at, attempt)
 
 
 def _settings(servers: str, group: str, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -219,12 +205,11 @@ class Membership:
     def __init__(self, settings: Mapping[str, Any], topics: list[str], prefetch: int, attend: Attend) -> None:
         self._topics = topics
         self._prefetch = prefetch
-        self._attend = attend
-        self._lanes: dict[Partition, Lane] = {}
+        self._moved = asyncio.Event()
+        self._lanes: defaultdict[Partition, Lane] = defaultdict(lambda: Lane(attend, self._moved))
         self._assigned: dict[Partition, object] = {}
         """Our partitions, as the client's thread sees them; each value identifies one assignment."""
         self._loop = asyncio.get_running_loop()
-        self._moved = asyncio.Event()
         self._said: set[int] = set()
         self._client = kafka.Consumer({**settings, "error_cb": self._on_error, "on_commit": self._on_commit})
         # After the client, which may refuse its settings: nothing would stop the thread then.
@@ -237,7 +222,8 @@ class Membership:
             self._topics,
             on_assign=self._on_assign,
             on_revoke=self._on_revoke,
-            on_lost=self._on_lost,
+            # Others own lost ones by now, so commit nothing.
+            on_lost=self._given_up,
         )
         while not stopping.is_set():
             if self._crowded():
@@ -261,10 +247,7 @@ class Membership:
         error = message.error()
         if error is None:
             self._said.clear()
-            place = _place(message)
-            if place not in self._lanes:
-                self._lanes[place] = Lane(self._attend, self._moved)
-            self._lanes[place].put(message)
+            self._lanes[_place(message)].put(message)
         elif error.fatal():
             raise kafka.KafkaException(error)
         else:
@@ -299,11 +282,8 @@ class Membership:
     async def _leave(self, places: Iterable[Partition]) -> list[Any]:
         lanes = {place: self._lanes.pop(place) for place in places if place in self._lanes}
         await asyncio.gather(*(lane.end() for lane in lanes.values()))
-        return [
-            kafka.TopicPartition(*place, lane.next_offset)
-            for place, lane in lanes.items()
-            if lane.next_offset is not None
-        ]
+        offsets = {place: lane.next_offset for place, lane in lanes.items()}
+        return [kafka.TopicPartition(*place, at) for place, at in offsets.items() if at is not None]
 
     # The methods below run in the client's thread.
 
@@ -319,25 +299,21 @@ class Membership:
         while message is not None:
             found.append((message, self._assigned.get(_place(message))))
             message = self._client.poll(0) if len(found) < self._prefetch else None
+
+        def is_ours(message: Any, assignment: object) -> bool:
+            return message.error() is not None or assignment is self._assigned.get(_place(message), self)
+
         # A partition revoked during the poll is another consumer's now, with its earlier messages too. To
         # commit a later offset would lose them, so drop what was fetched.
-        return [
-            message
-            for message, assignment in found
-            if message.error() is not None or assignment is self._assigned.get(_place(message), self)
-        ]
+        return [message for message, assignment in found if is_ours(message, assignment)]
 
     def _on_assign(self, _: Any, partitions: list[Any]) -> None:
         self._assigned.update({(found.topic, found.partition): object() for found in partitions})
 
-    def _on_revoke(self, _: Any, partitions: list[Any]) -> None:
-        self._commit(self._given_up(partitions))
+    def _on_revoke(self, client: Any, partitions: list[Any]) -> None:
+        self._commit(self._given_up(client, partitions))
 
-    def _on_lost(self, _: Any, partitions: list[Any]) -> None:
-        # Others own them by now, so commit nothing.
-        self._given_up(partitions)
-
-    def _given_up(self, partitions: list[Any]) -> list[Any]:
+    def _given_up(self, _: Any, partitions: list[Any]) -> list[Any]:
         places = [(found.topic, found.partition) for found in partitions]
         for place in places:
             self._assigned.pop(place, None)
@@ -348,10 +324,9 @@ class Membership:
         return asyncio.run_coroutine_threadsafe(self._leave(places), self._loop).result()
 
     def _commit(self, offsets: list[Any]) -> None:
-        if not offsets:
-            return
         try:
-            self._client.commit(offsets=offsets, asynchronous=False)
+            if offsets:
+                self._client.commit(offsets=offsets, asynchronous=False)
         except kafka.KafkaException as error:
             self._on_commit(error.args[0], offsets)
 

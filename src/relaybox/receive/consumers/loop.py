@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import logging
 import math
 import os
 import random
@@ -20,22 +19,10 @@ from relaybox.core.event import Event
 from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, duration_from, mask_url, parse_secret
-from relaybox.receive.consumer import (
-    Consumer,
-    Crashed,
-    Done,
-    Handlers,
-    Later,
-    Once,
-    Refused,
-    Verdict,
-    cancelled,
-)
+from relaybox.receive.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict, cancelled, log
 from relaybox.sinks.sink import Places, describe
 from relaybox.sinks.threads import Threads
 from relaybox.wire.envelope import Malformed, Received, unpack
-
-log = logging.getLogger("relaybox.consumer")
 
 BACKOFF = Backoff(base=1, cap=60)
 TIMEOUT = 30.0
@@ -63,6 +50,7 @@ class Loop(Consumer):
     ) -> None:
         super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
         self._timeout = duration_from(0.001)(timeout, "timeout")
+        self._late = Later(f"the handler took longer than {self._timeout:g}s")
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
@@ -93,8 +81,7 @@ class Loop(Consumer):
     async def _wait_after(self, error: BaseException) -> None:
         self._failures += 1
         seconds = delay(self._backoff, self._failures, random.random)
-        reason = mask_url(describe(error))
-        log.warning("%s: %s; connecting again in %.1fs", self._consumer, reason, seconds)
+        log.warning("%s: %s; connecting again in %.1fs", self._consumer, mask_url(describe(error)), seconds)
         await pause(self._stopping, seconds)
 
     def stop(self) -> None:
@@ -106,9 +93,8 @@ class Loop(Consumer):
         asyncio.run(self._serve())
 
     async def _serve(self) -> None:
-        loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
-            loop.add_signal_handler(number, self.stop)
+            asyncio.get_running_loop().add_signal_handler(number, self.stop)
         await self.run()
 
     async def _consume(self) -> None:
@@ -122,12 +108,12 @@ class Loop(Consumer):
             return Refused(str(error))
         return await self.ahandle(event)
 
-    async def _in_loop(self, event: Event, handlers: Handlers) -> Verdict:
+    async def _in_loop(self, event: Event) -> Verdict:
         try:
             async with asyncio.timeout(self._timeout):
-                return await super()._in_loop(event, handlers)
+                return await super()._in_loop(event)
         except TimeoutError:
-            return self._late()
+            return self._late
 
     async def _in_thread(self, event: Event) -> Verdict:
         left = self._left.get(event.id)
@@ -149,7 +135,7 @@ class Loop(Consumer):
                 return await self._in_time(handle)  # type: ignore[no-any-return]
             except TimeoutError:
                 self._left[event.id] = over
-                return self._late()
+                return self._late
 
     def _hanging(self) -> int:
         """Return the number of abandoned handlers; each holds a thread, and maybe a transaction."""
@@ -176,9 +162,6 @@ class Loop(Consumer):
         if inspect.isawaitable(result):
             async with asyncio.timeout(self._timeout):
                 await result
-
-    def _late(self) -> Later:
-        return Later(f"the handler took longer than {self._timeout:g}s")
 
     async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
         """Return the verdict, or ``Crashed`` for any exception; raise only if the caller was cancelled."""
@@ -240,7 +223,10 @@ class Work:
         """Wait until one of them has ended."""
         await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
 
-    async def end(self) -> None:
+    async def __aenter__(self) -> Work:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
         """Finish them, if that does not take too long."""
         self.ending.set()
         await finish(self._tasks)
@@ -269,8 +255,8 @@ async def pause(ending: asyncio.Event, seconds: float) -> None:
 
 def text_headers(headers: Mapping[str, Any] | None) -> dict[str, str]:
     """Return the headers that are text, or bytes decoded as text."""
-    texts = {
-        name: value.decode("utf-8", "replace") if isinstance(value, bytes) else value
-        for name, value in (headers or {}).items()
-    }
-    return {name: text for name, text in texts.items() if isinstance(text, str)}
+    texts = {}
+    for name, value in (headers or {}).items():
+        if isinstance(value, str | bytes):
+            texts[name] = value if isinstance(value, str) else value.decode("utf-8", "replace")
+    return texts

@@ -7,7 +7,6 @@ server publishes an advisory.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC
@@ -16,7 +15,7 @@ from typing import Any
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, parse_count, parse_name
 from relaybox.errors import MissingExtra
-from relaybox.receive.consumer import Done, Once, Refused
+from relaybox.receive.consumer import Done, Once, Refused, log
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON, Received
@@ -28,8 +27,6 @@ try:
     from nats.errors import NoServersError
 except ImportError:
     raise MissingExtra("nats-py", "nats") from None
-
-log = logging.getLogger("relaybox.consumer")
 
 CONNECT_SECONDS = 10
 PING_SECONDS = 20
@@ -72,13 +69,9 @@ class NatsConsumer(Loop):
         self._options = dict(options or {})
 
     async def _consume(self) -> None:
-        work = Work()
-        async with self._client() as client:
-            try:
-                await self._pull(client, work)
-            finally:
-                # Before the connection closes, so that finished messages can be acknowledged.
-                await work.end()
+        # The work ends before the connection, so that finished messages can be acknowledged.
+        async with self._client() as client, Work() as work:
+            await self._pull(client, work)
 
     @asynccontextmanager
     async def _client(self) -> AsyncIterator[Client]:
@@ -88,16 +81,10 @@ class NatsConsumer(Loop):
         async def note(error: Exception) -> None:
             reasons.append(describe(error))
 
+        fixed: Any = {"allow_reconnect": False, "max_reconnect_attempts": 1, "reconnect_time_wait": 0}
         given = {"connect_timeout": CONNECT_SECONDS, "ping_interval": PING_SECONDS, **self._options}
         try:
-            await client.connect(
-                self._url.reveal().split(","),
-                error_cb=note,
-                allow_reconnect=False,
-                max_reconnect_attempts=1,
-                reconnect_time_wait=0,
-                **given,
-            )
+            await client.connect(self._url.reveal().split(","), error_cb=note, **fixed, **given)
         except NoServersError:
             raise ConnectionError(reasons[-1] or "no server answers") from None
         try:
@@ -133,9 +120,12 @@ class NatsConsumer(Loop):
 
     async def _attend(self, message: Msg, ack_wait: float) -> None:
         try:
-            async with _kept(message, ack_wait / 3):
-                received = _received(message)
+            received = _received(message)
+            keeping = asyncio.create_task(_keep(message, ack_wait / 3))
+            try:
                 verdict = await self._guard(self._judge(received))
+            finally:
+                keeping.cancel()
             if isinstance(verdict, Done):
                 await message.ack()
             elif isinstance(verdict, Refused):
@@ -150,31 +140,16 @@ class NatsConsumer(Loop):
             log.warning("%s: a message was not acknowledged: %s", self._consumer, describe(error))
 
 
-@asynccontextmanager
-async def _kept(message: Msg, every: float) -> AsyncIterator[None]:
-
-    async def keep() -> None:
-        with suppress(NatsError, OSError):
-            while True:
-                await asyncio.sleep(every)
-                await message.in_progress()
-
-    keeping = asyncio.create_task(keep())
-    try:
-        yield
-    finally:
-        keeping.cancel()
+async def _keep(message: Msg, every: float) -> None:
+    with suppress(NatsError, OSError):
+        while True:
+            await asyncio.sleep(every)
+            await message.in_progress()
 
 
 def _received(message: Msg) -> Received:
     headers = text_headers(message.headers)
     message_id = headers.get("event-id") or headers.pop("Nats-Msg-Id", "")
-    about = message.metadata
-    return Received(
-        message_id,
-        message.data,
-        headers.pop("content-type", JSON),
-        headers,
-        about.timestamp if about.timestamp.tzinfo else about.timestamp.replace(tzinfo=UTC),
-        about.num_delivered or 1,
-    )
+    content_type, about = headers.pop("content-type", JSON), message.metadata
+    sent_at = about.timestamp if about.timestamp.tzinfo else about.timestamp.replace(tzinfo=UTC)
+    return Received(message_id, message.data, content_type, headers, sent_at, about.num_delivered or 1)

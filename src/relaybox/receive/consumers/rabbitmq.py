@@ -7,7 +7,6 @@ message that is returned too often. After ``HOLD_SECONDS`` another consumer can 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -16,7 +15,7 @@ from typing import Any
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, parse_count, parse_name
 from relaybox.errors import MissingExtra
-from relaybox.receive.consumer import Done, Once, Verdict, cancelled
+from relaybox.receive.consumer import Done, Once, Verdict, cancelled, log
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON, Received
@@ -26,8 +25,6 @@ try:
     from aio_pika.abc import AbstractChannel, AbstractConnection, AbstractIncomingMessage
 except ImportError:
     raise MissingExtra("aio-pika", "rabbitmq") from None
-
-log = logging.getLogger("relaybox.consumer")
 
 CONNECT_SECONDS = 10.0
 CLOSE_SECONDS = 5.0
@@ -64,12 +61,11 @@ class RabbitmqConsumer(Loop):
 
     async def _consume(self) -> None:
         connection = await aio_pika.connect(self._url.reveal(), timeout=CONNECT_SECONDS)
-        work = Work()
         try:
-            await self._consume_from(connection, work)
+            # The work ends before the connection, so that finished messages can be acknowledged.
+            async with Work() as work:
+                await self._consume_from(connection, work)
         finally:
-            # Before the connection closes, so that finished messages can be acknowledged.
-            await work.end()
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_SECONDS):
                     await connection.close()
@@ -147,11 +143,7 @@ async def _lost(channel: AbstractChannel) -> asyncio.Future[str]:
 
 def _received(message: AbstractIncomingMessage) -> Received:
     headers = text_headers(message.headers)
-    sent_at = message.timestamp
-    return Received(
-        headers.get("event-id") or message.message_id or "",
-        message.body,
-        message.content_type or JSON,
-        headers,
-        sent_at if isinstance(sent_at, datetime) and sent_at.tzinfo else datetime.now(UTC),
-    )
+    message_id = headers.get("event-id") or message.message_id or ""
+    timestamp = message.timestamp
+    sent_at = timestamp if isinstance(timestamp, datetime) and timestamp.tzinfo else datetime.now(UTC)
+    return Received(message_id, message.body, message.content_type or JSON, headers, sent_at)

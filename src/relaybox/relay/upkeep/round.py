@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
 from relaybox.core.clock import Clock
+from relaybox.errors import Locked, RowRefused, StoreError
 
 REST = 0.05
 """Seconds after a batch that found something, at least; after one that took longer, as long as it took."""
@@ -33,14 +34,23 @@ Rest: TypeAlias = Callable[[float], Awaitable[bool]]
 
 
 async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest, batches: int) -> Round:
-    """Do at most ``batches`` in all, each work in its turn until it has nothing more to do."""
+    """Do about ``batches`` in all, at least one of each work; each gets its turn until it has no more to do.
+
+    A work that meets a lock or a row that cannot be written ends for this round. The others go on, and then
+    the first such error is raised.
+    """
     changed, line = 0, list(works)
-    for _ in range(batches):
+    problem: StoreError | None = None
+    for _ in range(max(batches, len(works))):
         if not line:
             break
         work = line.pop(0)
         began = clock.now()
-        batch = await work(term)
+        try:
+            batch = await work(term)
+        except (Locked, RowRefused) as error:
+            problem = problem or error
+            continue
         if batch is None:
             return Round(changed, done=False, led=False)
         changed += batch.changed
@@ -49,4 +59,6 @@ async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest,
         idle = not (batch.changed or batch.more)
         if not await rest(0.0 if idle else max(REST, clock.now() - began)):
             return Round(changed, done=False)
+    if problem is not None:
+        raise problem
     return Round(changed, done=not line)

@@ -280,7 +280,7 @@ class SqlLedger(SqlJournal):
         born, seen = min(([*row[2:4]] for row in pending if row[2] is not None), default=(None, None))
         held = [(row[3] - row[4]).total_seconds() for row in pending if row[4] is not None]
         capped = {part for part, row in parts.items() if row[0] > CAP}
-        numbers = {part: min(row[0], CAP) - leased[part] for part, row in parts.items()}
+        numbers = {part: max(min(row[0], CAP) - leased[part], 0) for part, row in parts.items()}
         return Counts(
             **numbers,
             sending=sum(leased.values()),

@@ -11,22 +11,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import parse_duration
+from relaybox.core.text import shortened
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.operate.admin_actions import Action
 from relaybox.operate.bulk import TooManyOperations
+from relaybox.operate.documents import PAST
 from relaybox.stores.ledger import Filter
 from relaybox.web import read
 from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
-from relaybox.web.schemas import PAST
-from relaybox.web.show import shortened
 from relaybox.web.templating import back, error_page, page, redirect
 
 Form: TypeAlias = Mapping[str, str]
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Response]]
 
-EFFECTS: Mapping[str, str] = {
-    "retry": "They start anew, with all their attempts, at their old place in the order.",
+EFFECTS: Mapping[Action, str] = {
+    "retry": "They start again, with all their attempts, at their old place in the order.",
     "replay": "Each is sent again as a new delivery of the same event, with a header that says so.",
     "discard": "They are given up for good; what waits behind them goes on.",
 }
@@ -91,7 +91,7 @@ def _filter(given: Form) -> Filter:
 
 def _id(text: str) -> UUID:
     if (found := read.parsed(UUID, text)) is None:
-        raise Wrong(f"{shortened(text, 40)!r} is no id.")
+        raise Wrong(f"{shortened(text, 40)!r} is not an id.")
     return found
 
 
@@ -123,7 +123,7 @@ def _rate(text: str) -> float | None:
     if not text:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 6 and int(text)):
-        raise Wrong(f"At most a second: {shortened(text, 20)!r} is no number from 1 to 999999.")
+        raise Wrong(f"At most a second: {shortened(text, 20)!r} is not a number from 1 to 999999.")
     return float(text)
 
 
@@ -131,12 +131,12 @@ async def _pause(request: Request, given: Form) -> tuple[str, str]:
     name = given.get("destination", "")
     reason = given.get("reason", "").strip()
     if not reason:
-        raise Wrong("Reason: write why, for whoever finds it paused.")
+        raise Wrong("Reason: write why, for anyone who finds it paused.")
     until = None
     if given.get("for"):
         seconds = parse_duration(given["for"], "until")
         if not seconds:
-            raise Wrong("For how long: a pause of no time is none.")
+            raise Wrong("For how long: a pause needs a length.")
         until = datetime.now(UTC) + timedelta(seconds=min(seconds, 366 * 86_400))
     await request.state.admin.pause(name, reason[:LONGEST_REASON], until)
     return back(given.get("back"), "/destinations"), f"Paused {name}."
@@ -168,9 +168,7 @@ async def _cancel(request: Request, given: Form) -> tuple[str, str]:
 
 
 ACTIONS: Mapping[str, Endpoint] = {
-    "retry": _changing("retry"),
-    "replay": _changing("replay"),
-    "discard": _changing("discard"),
+    **{action: _changing(action) for action in EFFECTS},
     "pause": acting("/destinations", _pause),
     "resume": acting("/destinations", _resume),
     "test": acting("/destinations", _test),

@@ -10,13 +10,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
-from relaybox.core.text import at, plural
+from relaybox.core.text import at, duration, plural, shortened
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
-from relaybox.operate.documents import counted
+from relaybox.operate.documents import counted, place_of
 from relaybox.operate.health import Health as Flow
 from relaybox.operate.why import is_alive, pause_end
-from relaybox.web import show
-from relaybox.web.charts import PERIODS, charts, chosen_period
+from relaybox.web.charts import HOURS, charts, chosen_period
 from relaybox.web.templating import error_page, page
 
 Mood: TypeAlias = Literal["good", "warn", "bad", ""]
@@ -51,8 +50,8 @@ async def overview(request: Request) -> Response:
     admin = request.state.admin
     period = chosen_period(request)
     stats = await admin.stats()
-    series = await admin.series(PERIODS[period].hours)
-    recent = series if period == "1h" else await admin.series(PERIODS["1h"].hours)
+    series = await admin.series(HOURS[period])
+    recent = series if period == "1h" else await admin.series(HOURS["1h"])
     health = await admin.health()
     every = rows(stats, await admin.destinations())
     mood, headline = _headline(health, every)
@@ -65,7 +64,7 @@ async def overview(request: Request) -> Response:
         headline=headline,
         problems=health.problems,
         alive=sum(map(is_alive, stats.relays)),
-        charts=charts(series, PERIODS[period].hours),
+        charts=charts(series, HOURS[period]),
         latest=latest(recent),
         delivered=sum(point.delivered for point in series.points) * series.step.total_seconds(),
         failed=sum(point.failed for point in series.points),
@@ -91,7 +90,8 @@ def _headline(flow: Flow, every: list[Row]) -> tuple[Mood, str]:
 
 
 def _periods(chosen: str) -> dict[str, Any]:
-    return {"periods": PERIODS.items(), "period": chosen, "label": PERIODS[chosen].label}
+    labels = {name: f"{name[:-1]} {name[-1]}" for name in HOURS}
+    return {"periods": labels.items(), "period": chosen, "label": labels[chosen]}
 
 
 async def destinations(request: Request) -> Response:
@@ -110,15 +110,15 @@ async def destination(request: Request) -> Response:
     configured = await admin.destinations()
     found = next((one for one in (await admin.stats()).destinations if one.name == name), None)
     if found is None:
-        return error_page(request, 404, "No such destination", f"None is called {show.shortened(name)!r}.")
+        return error_page(request, 404, "No such destination", f"None is called {shortened(name)!r}.")
     period = chosen_period(request)
-    series = await admin.series(PERIODS[period].hours, name)
+    series = await admin.series(HOURS[period], name)
     return page(
         request,
         "destination.html",
         one=found,
         health=health(found),
-        charts=charts(series, PERIODS[period].hours),
+        charts=charts(series, HOURS[period]),
         settings=list(_settings(configured[name])) if name in configured else [],
         others=sorted(one for one, about in configured.items() if one != name and not about.handed_over),
         **_periods(period),
@@ -127,18 +127,18 @@ async def destination(request: Request) -> Response:
 
 def _settings(one: Destination) -> Iterator[tuple[str, str]]:
     """Yield the settings of a destination, without secrets."""
-    yield "Sink", show.place(one.sink)
+    yield "Sink", place_of(one.sink)
     yield "Format", _word(one.format)
     failed = "blocks" if one.on_failed == "block" else "skips"
     order = f"by {_word(one.ordering)}, a failed one {failed} its key"
     yield "Order", order if one.ordered else "none"
     yield "Attempts", str(one.max_attempts)
     backoff = one.backoff
-    yield "Backoff", f"{backoff.base:g} s × {backoff.factor:g} up to {show.duration(backoff.cap)}"
+    yield "Backoff", f"{backoff.base:g} s × {backoff.factor:g} up to {duration(backoff.cap)}"
     yield "Timeout, lease", f"{one.timeout:g} s, {one.lease:g} s"
     yield "Concurrency, batch", f"{one.concurrency}, {one.batch_size}"
     yield "Rate limit", "none" if one.rate_limit is None else f"{one.rate_limit:g} a second"
-    yield "Retention", show.duration(one.retention) if one.retention else "deleted when delivered"
+    yield "Retention", duration(one.retention) if one.retention else "deleted when delivered"
     yield "Dead letters to", one.dead_letter or "nowhere"
     yield "Signed, authorized", f"{'yes' if one.secret else 'no'}, {'yes' if one.auth else 'no'}"
 
@@ -150,7 +150,7 @@ def _word(value: Any) -> str:
 def rows(stats: Stats, configured: Mapping[str, Destination]) -> list[Row]:
     """Return every destination, those with problems first."""
     order: dict[Mood, int] = {"bad": 0, "warn": 1, "": 2, "good": 2}
-    sinks = {name: show.place(one.sink) for name, one in configured.items()}
+    sinks = {name: place_of(one.sink) for name, one in configured.items()}
     every = [(one, health(one), sinks.get(one.name, "")) for one in stats.destinations]
     return sorted(every, key=lambda row: (order[row[1].mood], row[0].name))
 

@@ -25,14 +25,8 @@ from relaybox.web.redact import HIDDEN, Rules, redacted_text
 from relaybox.web.schemas import Criteria
 from relaybox.web.templating import error_page, page, paging
 
-FIELDS = {
+FIELDS = {name: name.replace("_", " ").capitalize() for name in Criteria.__struct_fields__} | {
     "status": "State",
-    "destination": "Destination",
-    "event_type": "Event type",
-    "aggregate_type": "Aggregate type",
-    "aggregate_id": "Aggregate id",
-    "ordering_key": "Ordering key",
-    "event_id": "Event id",
     "since": "Emitted since",
     "until": "Emitted before",
     "error": "Error holds",
@@ -53,12 +47,8 @@ MOODS: dict[str, Mood] = {
     "delivered": "good",
     "handed_over": "good",
     "failed": "bad",
-    "paused": "warn",
-    "circuit_open": "warn",
-    "circuit_half_open": "warn",
-    "unrouted": "warn",
-    "unknown_destination": "warn",
-    "not_relayed": "warn",
+    **dict.fromkeys(("paused", "circuit_open", "circuit_half_open"), "warn"),
+    **dict.fromkeys(("unrouted", "unknown_destination", "not_relayed"), "warn"),
 }
 
 
@@ -143,8 +133,8 @@ def _steps(one: Detail, reason: Reason | None, allowed: Rules) -> Iterator[Step]
     entry = one.entry
     yield Step("emitted", "Emitted", entry.created_at)
     for attempt in one.attempts:
-        title, told = f"Attempt {attempt.attempt} failed", allowed.scrub(attempt.error_message)
-        yield Step("failed", title, attempt.failed_at, told, attempt.relay)
+        title, error = f"Attempt {attempt.attempt} failed", allowed.scrub(attempt.error_message)
+        yield Step("failed", title, attempt.failed_at, error, attempt.relay)
     match entry.state:
         case State.DELIVERED:
             yield Step("delivered", "Delivered", entry.delivered_at)

@@ -13,12 +13,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Settings, mask_url
-from relaybox.core.text import plural
+from relaybox.core.text import duration, plural, size
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Operation
-from relaybox.web import read, show
+from relaybox.web import read
 from relaybox.web.auth import number
 from relaybox.web.redact import Rules, redact
 from relaybox.web.templating import page, paging
@@ -35,7 +35,7 @@ async def operations(request: Request) -> Response:
     return page(
         request,
         "operations.html",
-        operations=[(one, told(one.details, request.app.rules), _progress(one)) for one in found],
+        operations=[(one, detail_text(one.details, request.app.rules), _progress(one)) for one in found],
         spoken=f"{plural(running, 'operation')} running" if running else "No operation runs",
     )
 
@@ -50,11 +50,11 @@ async def audit(request: Request) -> Response:
     """Show what operators did, newest first."""
     cursor = read.parsed(number, request.query_params.get("cursor", ""))
     found = await request.state.admin.audits(cursor=cursor)
-    rows = [(row, told(row.details, request.app.rules)) for row in found.rows]
+    rows = [(row, detail_text(row.details, request.app.rules)) for row in found.rows]
     return page(request, "audit.html", rows=rows, **paging(request, "/audit", cursor, found.cursor))
 
 
-def told(about: Mapping[str, Any], rules: Rules) -> str:
+def detail_text(about: Mapping[str, Any], rules: Rules) -> str:
     """Return the details of an operation or audit row in words, with those of its filter."""
     details: Mapping[str, Any] = redact(about, rules)
     filter = details.get("filter")
@@ -118,7 +118,7 @@ def _general(settings: Settings) -> Iterator[tuple[str, str]]:
     yield "Destinations", str(len(settings.destinations))
     yield "Unrouted events", {"raise": "are refused", "store": "wait for a route"}[settings.unrouted]
     yield "Wake by NOTIFY", "yes" if settings.notify else "no"
-    yield "Largest payload", show.size(settings.max_payload)
-    yield "Inbox keeps", show.duration(settings.inbox_window)
-    yield "Idempotency keys are kept", f"{show.duration(settings.idempotency_window)} after the delivery"
+    yield "Largest payload", size(settings.max_payload)
+    yield "Inbox keeps", duration(settings.inbox_window)
+    yield "Idempotency keys are kept", f"{duration(settings.idempotency_window)} after the delivery"
     yield "Application", settings.app or "none named"

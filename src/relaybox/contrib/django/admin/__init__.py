@@ -6,7 +6,7 @@ The permission ``view`` shows deliveries; ``retry``, ``replay`` and ``discard`` 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partialmethod
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from urllib.parse import urlencode
@@ -14,6 +14,7 @@ from uuid import UUID
 
 import msgspec
 from django.contrib import admin, messages
+from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.admin.utils import unquote
 from django.contrib.auth import get_permission_codename
 from django.core.exceptions import PermissionDenied, ValidationError
@@ -40,6 +41,7 @@ from relaybox.contrib.django.admin.changelist import (
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
 from relaybox.contrib.django.private import redirect_from_missing
+from relaybox.core.text import NOTHING, at, distance, duration
 from relaybox.operate.admin import Admin, Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, Filter, State
@@ -51,7 +53,6 @@ Detailed: TypeAlias = tuple[Detail, Reason, list[str], list[Entry]]
 ACTOR = 200
 """The longest actor that the audit accepts."""
 
-NOTHING = "–"
 ERROR_LENGTH = 60
 
 LONGEST = 100_000
@@ -61,8 +62,6 @@ SIBLINGS = 50
 """Other deliveries of the event that a page lists."""
 
 html = cast("Callable[..., str]", format_html)
-
-_UNITS = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 
 
 def _action(action: Action) -> Callable[..., HttpResponse]:
@@ -122,8 +121,7 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         entry: Entry = row.entry
         if entry.state in words or entry.next_attempt_at is None:
             return words.get(entry.state, NOTHING)
-        left = duration((entry.next_attempt_at - entry.seen_at).total_seconds())
-        return _time(entry.next_attempt_at, f"in {left}")
+        return _time(entry.next_attempt_at, distance(entry.next_attempt_at, entry.seen_at))
 
     def error(self, row: OutboxEvent) -> str:
         """Return the start of the last error."""
@@ -197,8 +195,7 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         entry, content = own.entry, own.content
         assert content is not None
         using = self.get_using(request)
-        name = f"admin:{self.opts.app_label}_{self.opts.model_name}_changelist"
-        listing = str(reverse(name, current_app=self.admin_site.name))
+        listing = str(reverse(admin_urlname(self.opts, "changelist"), current_app=self.admin_site.name))
         return {
             **self.admin_site.each_context(request),
             "title": str(row_of(entry, using)),
@@ -221,13 +218,6 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         }
 
 
-def duration(seconds: float) -> str:
-    """Return a number and its unit, such as ``3 min``."""
-    whole = max(0, int(seconds))
-    size, unit = next((unit for unit in _UNITS if whole >= unit[0]), _UNITS[-1])
-    return f"{whole // size}\N{NO-BREAK SPACE}{unit}"
-
-
 def age(entry: Entry) -> str:
     """Return the time since the event was emitted, by the database's clock."""
     return _time(entry.created_at, duration((entry.seen_at - entry.created_at).total_seconds()))
@@ -235,10 +225,8 @@ def age(entry: Entry) -> str:
 
 def moment(value: datetime, seen_at: datetime) -> str:
     """Return a time in the project's time zone, and its distance from ``seen_at``."""
-    distance = (value - seen_at).total_seconds()
-    near = f"in {duration(distance)}" if distance > 0 else f"{duration(-distance)} ago"
     local = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
-    return html('{} <span class="quiet">{}</span>', _time(value, local), near)
+    return html('{} <span class="quiet">{}</span>', _time(value, local), distance(value, seen_at))
 
 
 def badge(state: State) -> str:
@@ -247,8 +235,7 @@ def badge(state: State) -> str:
 
 
 def _time(value: datetime, text: str) -> str:
-    full = value.astimezone(UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), full, text)
+    return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), at(value), text)
 
 
 async def look(admin: Admin, id_: UUID) -> Detailed | None:

@@ -13,7 +13,7 @@ from django.contrib import messages
 from django.contrib.admin import SimpleListFilter
 from django.contrib.admin.helpers import ACTION_CHECKBOX_NAME
 from django.contrib.admin.options import IncorrectLookupParameters
-from django.contrib.admin.templatetags.admin_urls import add_preserved_filters
+from django.contrib.admin.templatetags.admin_urls import add_preserved_filters, admin_urlname
 from django.contrib.admin.views.main import PAGE_VAR, ChangeList
 from django.db import connections
 from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
@@ -22,6 +22,7 @@ from django.urls import reverse
 
 from relaybox.contrib.django.emit import after_commit
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.core.text import plural
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
 
@@ -29,7 +30,7 @@ READ = frozenset(field.name for field in fields(Entry))
 COLUMNS = [field.attname for field in OutboxEvent._meta.concrete_fields if field.attname in READ]
 
 WINDOWS = 3
-"""Windows of rows that one page searches; the next page searches the following ones."""
+"""How many windows of rows one page searches. The next page continues after them."""
 
 SPANS = {
     "1h": (timedelta(hours=1), "in the last hour"),
@@ -38,13 +39,13 @@ SPANS = {
     "30d": (timedelta(days=30), "in the last 30 days"),
 }
 
-WAITING = "waiting (any of the next three)"
+WAITING = "pending (due, scheduled or parked)"
 CONFIRMED = "confirmed"
 FROM_DETAIL = "from_detail"
 
 
 class EventFilter(SimpleListFilter):  # type: ignore[misc]
-    """A list filter that sets a field of the service's ``Filter``; the queryset stays unused."""
+    """A list filter that sets a field of the admin service's ``Filter`` and leaves the queryset alone."""
 
     def queryset(self, request: HttpRequest, queryset: Any) -> Any:
         """Return the queryset unchanged."""
@@ -65,7 +66,7 @@ class EventFilter(SimpleListFilter):  # type: ignore[misc]
 
 
 class StatusFilter(EventFilter):
-    """By state."""
+    """Filter by state."""
 
     title = parameter_name = "status"
 
@@ -76,18 +77,17 @@ class StatusFilter(EventFilter):
 
 
 class DestinationFilter(EventFilter):
-    """By destination."""
+    """Filter by destination."""
 
     title = parameter_name = "destination"
 
     def lookups(self, request: HttpRequest, model_admin: Any) -> Sequence[tuple[str, str]]:
         """Return the destinations that are configured or have rows."""
-        names = model_admin.ask(request, Admin.names)
-        return [(name, name or "(no route takes them)") for name in names]
+        return [(name, name or "(no route)") for name in model_admin.ask(request, Admin.names)]
 
 
 class AgeFilter(EventFilter):
-    """By the time the event was emitted."""
+    """Filter by the time the event was emitted."""
 
     title = "time emitted"
     parameter_name = "emitted"
@@ -188,7 +188,7 @@ class Action:
         return self.name.capitalize()
 
     async def ask(self, admin: Admin, ids: Sequence[UUID], *, dry_run: bool) -> Done:
-        """Do it to these deliveries only, not to the other deliveries of their events."""
+        """Act on these deliveries only, not on the other deliveries of their events."""
         verb = {"retry": admin.retry, "replay": admin.replay, "discard": admin.discard}[self.name]
         return await verb(Named(ids, exact=True), dry_run=dry_run)
 
@@ -196,20 +196,20 @@ class Action:
 RETRY = Action(
     "retry",
     "Retried",
-    "They start anew, with all their attempts, at their old place in the order.",
+    "They are tried again from the first attempt, in their original order.",
     "Only deliveries that failed or wait for another attempt can be retried.",
 )
 REPLAY = Action(
     "replay",
     "Replayed",
-    "Each is sent once more as a new delivery of the same event, with a header that says so.",
+    "Each is sent again as a new delivery of the same event, with a header that marks it as a replay.",
     "Only deliveries that are delivered, failed or discarded can be replayed, to a destination that exists.",
 )
 DISCARD = Action(
     "discard",
     "Discarded",
-    "They are given up and not sent. What waits behind them goes on. A discarded delivery can be replayed.",
-    "What is being sent, or is delivered or discarded already, cannot be discarded.",
+    "They are not sent. Deliveries that wait behind them continue. A discarded delivery can be replayed.",
+    "Deliveries that are being sent, delivered or discarded cannot be discarded.",
 )
 ACTIONS = {action.name: action for action in (RETRY, REPLAY, DISCARD)}
 
@@ -236,7 +236,7 @@ def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -
         connection = connections[model_admin.get_using(request)]
         after_commit(connection, [(row.destination, str(row.pk)) for row in taken])
         for row in taken:
-            model_admin.log_change(request, row, f"{action.done} by way of the admin.")
+            model_admin.log_change(request, row, f"{action.done} in the admin.")
     return HttpResponseRedirect(_address(model_admin, request))
 
 
@@ -244,10 +244,9 @@ def _confirmation(
     action: Action, model_admin: Any, request: HttpRequest, taken: list[OutboxEvent], left: list[OutboxEvent]
 ) -> HttpResponse:
     opts = model_admin.opts
-    number = f"{len(taken)} deliver{'y' if len(taken) == 1 else 'ies'}"
     context = {
         **model_admin.admin_site.each_context(request),
-        "title": f"{action.title} {number}?",
+        "title": f"{action.title} {plural(len(taken), 'delivery')}?",
         "opts": opts,
         "media": model_admin.media,
         "action": action,
@@ -261,18 +260,17 @@ def _confirmation(
         "back": _address(model_admin, request),
     }
     request.current_app = model_admin.admin_site.name
-    template = f"admin/{opts.app_label}/{opts.model_name}/confirm.html"
-    return TemplateResponse(request, template, context)
+    return TemplateResponse(request, f"admin/{opts.app_label}/{opts.model_name}/confirm.html", context)
 
 
 def _say(action: Action, model_admin: Any, request: HttpRequest, taken: list[OutboxEvent], left: int) -> None:
     if taken:
         model_admin.message_user(request, f"{action.done} {_counted(taken)}.", messages.SUCCESS)
     if left:
-        text = f"Left {left} as {'it is' if left == 1 else 'they are'}. {action.condition}"
+        text = f"Not changed: {plural(left, 'delivery')}. {action.condition}"
         model_admin.message_user(request, text, messages.WARNING)
     elif not taken:
-        text = "Nothing was done: what was selected does not exist any more."
+        text = "Nothing was done: the selected deliveries no longer exist."
         model_admin.message_user(request, text, messages.WARNING)
 
 
@@ -280,11 +278,9 @@ def _address(model_admin: Any, request: HttpRequest) -> str:
     if FROM_DETAIL not in request.POST:
         return str(request.get_full_path())
     opts = model_admin.opts
-    name = f"admin:{opts.app_label}_{opts.model_name}_change"
     id_ = request.POST.get(ACTION_CHECKBOX_NAME)
-    url = reverse(name, args=[id_], current_app=model_admin.admin_site.name)
-    filters = request.POST.get(FROM_DETAIL)
-    return str(add_preserved_filters({"preserved_filters": filters, "opts": opts}, url))
+    url = reverse(admin_urlname(opts, "change"), args=[id_], current_app=model_admin.admin_site.name)
+    return str(add_preserved_filters({"preserved_filters": request.POST.get(FROM_DETAIL), "opts": opts}, url))
 
 
 def _counted(rows: Iterable[OutboxEvent]) -> str:

@@ -8,9 +8,10 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import typer
+from django.conf import settings as django_settings
 from django.core.management.base import BaseCommand, CommandError, CommandParser
 
 from relaybox.cli.commands import EXIT_STATUS, Group, add_commands, make_app
@@ -22,19 +23,18 @@ from relaybox.cli.relay import Drained, Patience, relay, run_drain, run_prune
 from relaybox.cli.relay import drained_document as document
 from relaybox.cli.relay import show_drained as show
 from relaybox.cli.relay import show_removed as tell_removed
+from relaybox.contrib.django.beat import register, unregister
 from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.databases import connection_of
 from relaybox.contrib.django.outbox import ask, get_outbox
 from relaybox.contrib.django.private import is_typed, stream_of
 from relaybox.contrib.django.tables import check_tables
 from relaybox.core.commands import Program
+from relaybox.core.settings import Settings
 from relaybox.errors import ConfigError, RelayboxError
+from relaybox.operate.admin import Admin
 from relaybox.operate.observers.count import Count
-
-if TYPE_CHECKING:
-    from relaybox.core.settings import Settings
-    from relaybox.operate.admin import Admin
-    from relaybox.outbox import Outbox
+from relaybox.outbox import Outbox
 
 T = TypeVar("T")
 PROGRAM = "manage.py outbox"
@@ -62,7 +62,7 @@ class ProjectOptions(Options):
         "no destinations are configured: add one to OUTBOX['DESTINATIONS'], or write a handler with "
         "@outbox_handler in an app's outbox_handlers.py"
     )
-    no_server: ClassVar[str] = "start it, or mend settings.DATABASES"
+    no_server: ClassVar[str] = "start it, or fix settings.DATABASES"
 
     @property
     def alias(self) -> str:
@@ -79,8 +79,6 @@ class ProjectOptions(Options):
 
     def read(self) -> Settings:
         """Return default settings: a project has no file."""
-        from relaybox.core.settings import Settings
-
         return Settings()
 
     def file(self) -> Path | None:
@@ -97,8 +95,6 @@ class ProjectOptions(Options):
 
     def sources(self, outbox: Outbox) -> str:
         """Return what was read."""
-        from django.conf import settings as django_settings
-
         return f"OUTBOX in {django_settings.SETTINGS_MODULE}, database {self.alias!r}"
 
     def shown_database(self, settings: Settings) -> str:
@@ -119,19 +115,19 @@ def outbox(
     context: typer.Context,
     using: Annotated[
         str | None,
-        typer.Option(metavar="ALIAS", help="The database. Else the first of OUTBOX['DATABASES']."),
+        typer.Option(metavar="ALIAS", help="The database. Default: the first of OUTBOX['DATABASES']."),
     ] = None,
 ) -> None:
-    """Deliver and look after the events of the outbox.
+    """Deliver and manage the events of the outbox.
 
-    --using may stand before or after the command. Destinations, routes and handlers are those of the project.
+    --using may come before or after the command. Destinations, routes and handlers are those of the project.
     """
     context.obj = ProjectOptions(using=using)
 
 
 def migrate() -> None:
-    """Say how the tables are made: by Django's own migrate."""
-    raise ConfigError(f"Django makes the tables: run `{Program.migrate}`")
+    """Name the command that creates the tables: Django's own migrate."""
+    raise ConfigError(f"Django creates the tables: run `{Program.migrate}`")
 
 
 def sql(
@@ -139,15 +135,15 @@ def sql(
     dialect: Annotated[Dialect | None, typer.Option(help=DIALECT)] = None,
     grants: Annotated[bool, typer.Option("--grants", help="Print the roles instead.")] = False,
 ) -> None:
-    """Print the SQL that makes the tables, or the roles, for review and for psql, mariadb or sqlite3."""
+    """Print the SQL that creates the tables, or the roles, for review and for psql, mariadb or sqlite3."""
     print_sql(context, dialect, grants)
 
 
 def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
-    """Deliver what is due now, then leave: the sweep, for cron.
+    """Deliver what is due now, then exit: the sweep, for cron.
 
-    Every database of OUTBOX['DATABASES'] is swept, or that of --using. What waits without a reason is made
-    due; what failed and is to be tried again later stays for later. Failures are told on standard error.
+    It sweeps the database of --using, else every one of OUTBOX['DATABASES']. Deliveries that wait without a
+    reason are made due. Failed ones keep the time of their next attempt. Failures go to standard error.
     """
     drained: dict[str, Drained] = {}
     wrong: dict[str, None] = {}
@@ -196,19 +192,18 @@ def _tell(drained: dict[str, Drained], as_json: bool) -> None:
 
 
 def prune(context: typer.Context, as_json: Json = False) -> None:
-    """Remove what was kept longer than OUTBOX['RETENTION_HOURS']: for cron, where Celery's beat does not.
+    """Remove rows older than OUTBOX['RETENTION_HOURS'], for cron: only needed without Celery's beat.
 
-    Every database of OUTBOX['DATABASES'], or that of --using. While a relay leads, there is nothing to do.
+    It prunes the database of --using, else every one of OUTBOX['DATABASES']. While a relay leads, the relay
+    prunes, and this does nothing.
     """
     tell_removed({alias: run_prune(given) for alias, given in _each(context)}, as_json)
 
 
 def schedule(
-    remove: Annotated[bool, typer.Option("--remove", help="Take the entries away instead.")] = False,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the entries instead.")] = False,
 ) -> None:
-    """Register the sweep and the clean-up in the schedule of django-celery-beat. Safe to repeat."""
-    from relaybox.contrib.django.beat import register, unregister
-
+    """Add the sweep and the clean-up to the schedule of django-celery-beat. Safe to repeat."""
     if remove:
         typer.echo(f"removed {unregister()}")
         return
@@ -224,7 +219,7 @@ add_commands(app)
 class Command(BaseCommand):  # type: ignore[misc]
     """The command; from Python, write ``call_command("outbox", "drain", "--json")``."""
 
-    help = "Deliver and look after the events of the outbox."
+    help = "Deliver and manage the events of the outbox."
     # Each command checks what it needs, and reports it in one line.
     requires_system_checks = ()
 
@@ -256,8 +251,8 @@ class Command(BaseCommand):  # type: ignore[misc]
                 run(arguments)
             except SystemExit as end:
                 if end.code not in (None, 0):
-                    told = f"outbox {' '.join(arguments)} ended with status {end.code}"
-                    raise CommandError(told, returncode=end.code) from None
+                    text = f"outbox {' '.join(arguments)} ended with status {end.code}"
+                    raise CommandError(text, returncode=end.code) from None
 
 
 def run(arguments: list[str]) -> None:

@@ -43,7 +43,7 @@ class Differs:
 
 
 def draw_difference(plan: Plan) -> Differs | None:
-    """From a stream of its own, so that what else a seed draws stays as it is."""
+    """Draw from a stream of its own, so that what else a seed draws stays the same."""
     luck = Random(f"different settings {plan.seed}")
     if plan.relays == 1 or luck.random() > 0.1:
         return None
@@ -54,7 +54,7 @@ def draw_difference(plan: Plan) -> Differs | None:
 
 
 def draw_keyed(plan: Plan) -> bool:
-    """Whether every event has an idempotency key of its own."""
+    """True if every event has an idempotency key of its own."""
     return Random(f"keyed {plan.seed}").random() < 0.1
 
 
@@ -68,11 +68,11 @@ class Agreed(SqlUpkeep):
         await self.said()
 
     async def fall_silent(self, relay: str) -> None:
-        """Nobody listens."""
+        """Do nothing."""
 
 
 def known_to(differs: Differs | None, destinations: list[Destination]) -> list[Destination]:
-    """The destinations as a relay that differs knows them."""
+    """Return the destinations that a relay knows which differs."""
     if differs is None:
         return destinations
     others = [one for one in destinations if one.name != differs.name]
@@ -82,7 +82,7 @@ def known_to(differs: Differs | None, destinations: list[Destination]) -> list[D
     return [*changed, *others]
 
 
-class Sayings:
+class UpkeepTables:
     """The statements of both tables."""
 
     database: Database
@@ -184,7 +184,7 @@ class Sayings:
         return []
 
     def keep_keys_of(self, transaction: Transaction, ids: Sequence[str]) -> None:
-        """What one statement does that removes rows: note at their keys how late they were final."""
+        """Note at the keys of removed rows when the rows became final, as the deleting statement does."""
         for id_ in ids:
             row = self.database.rows[id_]
             if row.updated_at - row.emitted.created > PROMPT:
@@ -200,7 +200,7 @@ class Sayings:
 class Prunings:
     """Judges what upkeep removes; ``knows`` says what retentions a relay was started with."""
 
-    def __init__(self, server: Sayings, plan: Plan, knows: Callable[[Any], Mapping[str, float]]) -> None:
+    def __init__(self, server: UpkeepTables, plan: Plan, knows: Callable[[Any], Mapping[str, float]]) -> None:
         self._server = server
         self._database = server.database
         self._knows = knows
@@ -209,7 +209,7 @@ class Prunings:
         self._steady = not plan.steps
 
     def changed(self, before: Row | None, row: Row | None, writer: Any) -> str | None:
-        """What is wrong with the pruning of a row that was delivered."""
+        """Return what is wrong with the pruning of a delivered row, or None."""
         if before is None:
             return None
         if before.status in OPEN and (row is None or row.status not in OPEN):
@@ -229,7 +229,7 @@ class Prunings:
         return None
 
     def forgotten(self, transaction: Transaction) -> Iterator[tuple[UUID, str]]:
-        """What is wrong with the keys that a transaction is about to remove."""
+        """Yield what is wrong with the keys that a transaction is about to remove."""
         for name, new in transaction.others.items():
             key = self._database.others.get(name)
             if not isinstance(name, tuple) or name[0] != "idempotency" or new is not None or key is None:

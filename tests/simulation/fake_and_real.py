@@ -102,7 +102,7 @@ class Direct:
             self._database.rollback(transaction)
 
     async def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: nothing is held."""
 
     async def _execute(self, transaction: Transaction, query: Any) -> Any:
         while True:
@@ -188,7 +188,7 @@ class Fake:
 
 
 def _left(value: Any, now: Any) -> Any:
-    """How many seconds it is to a moment; other values stay as they are."""
+    """Return the seconds until a moment; other values stay as they are."""
     if value is None or isinstance(value, str):
         return value
     left = value - now
@@ -316,7 +316,7 @@ def _make_older(
     seconds: float,
     where: sa.ColumnElement[bool] | None = None,
 ) -> None:
-    """Row by row and by its key, so that no row is waited for that somebody else has just written."""
+    """Write row by row and by key, so that it waits for no row that another transaction has just written."""
     columns, by = [key.table.c[name] for name in names], timedelta(seconds=seconds)
     rows = connection.execute(sa.select(key, *columns).where(sa.true() if where is None else where)).all()
     changes = [
@@ -329,7 +329,7 @@ def _make_older(
         connection.execute(sa.update(key.table).where(key == sa.bindparam("which")).values(values), changes)
 
 
-Twin: TypeAlias = Fake | Real
+Side: TypeAlias = Fake | Real
 
 
 TOLERANCE = 40.0  # Seconds by which times may differ: less than histories have between two moments
@@ -401,13 +401,13 @@ class Pairing:
         self._events[emission.event_id] = len(self._events)
         return emission.rows
 
-    def do(self, what: str, act: Callable[[Twin], Awaitable[T]], end: bool = True) -> tuple[T, T]:
+    def do(self, what: str, act: Callable[[Side], Awaitable[T]], end: bool = True) -> tuple[T, T]:
         """Do it to both, where a transaction has to end first, end that; what they answered."""
         tick()
         self.compared[what] += 1
         return self.runner.run(self._both(act, end))
 
-    async def _both(self, act: Callable[[Twin], Awaitable[T]], end: bool) -> tuple[T, T]:
+    async def _both(self, act: Callable[[Side], Awaitable[T]], end: bool) -> tuple[T, T]:
         fake = asyncio.ensure_future(act(self.fake))
         await self._moves(fake)
         real = asyncio.ensure_future(act(self.real))
