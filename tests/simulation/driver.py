@@ -120,6 +120,7 @@ class Wire:
     """One node's connections; what the kinds of databases have in common."""
 
     AT_ONCE = 0.6  # The part of all ways that take no time
+    CHAINED = False  # Whether a settle that waits holds what the other calls of its lane need
 
     def __init__(self, site: Site, node: Node, connections: int = CONNECTIONS) -> None:
         self._site = site
@@ -127,7 +128,7 @@ class Wire:
         self._weather = site.weather
         self._database = site.database
         self._node = node
-        self._places = Places(connections)
+        self._places = Places(connections, chained=self.CHAINED)
         self._longest = 2 * site.weather.latency / (1.0 - self.AT_ONCE)
 
     async def run(self, begin: Callable[[], Steps[T]], *, lane: str = "") -> T:
@@ -307,6 +308,7 @@ class Session(Wire):
     """MariaDB: each statement is a round trip, and so is the COMMIT."""
 
     AT_ONCE = 0.8
+    CHAINED = True
 
     async def _transact(self, steps: Steps[T]) -> T:
         transaction = self._database.begin(self._node)

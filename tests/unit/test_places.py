@@ -16,8 +16,8 @@ from tests.waiting import PATIENCE, await_for
 class Calls:
     """Calls of lanes that go on until a test ends them."""
 
-    def __init__(self, connections: int) -> None:
-        self.places = Places(connections)
+    def __init__(self, connections: int, *, chained: bool = False) -> None:
+        self.places = Places(connections, chained=chained)
         self.under_way: list[str] = []
         self.most = 0
         self._end = asyncio.Event()
@@ -108,3 +108,39 @@ async def test_a_call_that_is_cancelled_leaves_its_place() -> None:
         calls.under_way.clear()
     calls.end()
     await asyncio.gather(*calls.begin("one"), *calls.begin("two"))
+
+
+async def test_where_calls_of_a_lane_are_chained_they_leave_the_quick_places_to_other_lanes() -> None:
+    calls = Calls(3, chained=True)
+    waiting = calls.begin("one") + calls.begin("two")
+    await await_for(lambda: calls.under_way == ["one", "two"], "a call of each blocked lane")
+    more = calls.begin("one") + calls.begin("two")
+    async with asyncio.timeout(PATIENCE):
+        for _ in range(10):
+            async with calls.places.take("other"):
+                assert calls.under_way == ["one", "two"]
+            await asyncio.sleep(places.HELD_UP)
+    calls.end()
+    await asyncio.gather(*waiting, *more)
+
+
+async def test_a_call_does_not_wait_for_the_place_of_slow_ones_once_its_own_lane_is_free() -> None:
+    calls = Calls(3, chained=True)
+    slow = calls.begin("slow")
+    await await_for(lambda: calls.under_way == ["slow"], "the slow call")
+    await asyncio.sleep(5 * places.HELD_UP)
+    async with asyncio.timeout(PATIENCE):
+        async with calls.places.take("other"):
+            await asyncio.sleep(5 * places.HELD_UP)
+            second = asyncio.create_task(_pass(calls, "other"))
+            await asyncio.sleep(0)
+            assert not second.done()
+        await second
+    assert calls.under_way == ["slow"]
+    calls.end()
+    await asyncio.gather(*slow)
+
+
+async def _pass(calls: Calls, lane: str) -> None:
+    async with calls.places.take(lane):
+        pass

@@ -44,7 +44,7 @@ class Asyncmy:
         self._mariadb = mariadb
         self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
-        self._places = Places(connections)
+        self._places = Places(connections, chained=True)
         self._pool: Any = None
         self._patience = ANSWER_SECONDS
 

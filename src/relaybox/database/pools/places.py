@@ -17,16 +17,20 @@ class Places:
 
     One place is reserved for waiting calls: a slow call moves there, and a lane that last met a lock starts
     there. A lane can use at most the other places, so it never blocks the rest.
+
+    ``chained``: a waiting settle holds its destination's row, so the lane's other calls wait too. While
+    a lane has a slow call, they may only use the reserved place.
     """
 
-    def __init__(self, connections: int) -> None:
+    def __init__(self, connections: int, *, chained: bool = False) -> None:
         quick = max(1, connections - 1)
         self._quick = asyncio.Semaphore(quick)
         self._of_lane: defaultdict[str, asyncio.Semaphore] = defaultdict(lambda: asyncio.Semaphore(quick))
         self._aside = _Aside(there=connections > 1)
-        self._held_up: set[str] = set()
+        self._chained = chained
+        self._met_lock: set[str] = set()
         self._calls: dict[_Call, None] = {}
-        """Calls in a quick place, oldest first."""
+        """Calls in any place, oldest first."""
         self._watched_by: asyncio.AbstractEventLoop | None = None
 
     def take(self, lane: str) -> _Call:
@@ -38,30 +42,48 @@ class Places:
         if call.lane:
             await self._of_lane[call.lane].acquire()
         try:
-            if call.lane in self._held_up:
-                await self._aside.enter()
-            else:
-                await self._quick.acquire()
-                self._calls[call] = None
-                call.began = self._watch()
+            await self._enter(call)
         except BaseException:
             if call.lane:
                 self._of_lane[call.lane].release()
             raise
+        self._calls[call] = None
+        call.began = self._watch()
+
+    async def _enter(self, call: _Call) -> None:
+        while True:
+            while self._is_held_up(call.lane):
+                if self._aside.enter_at_once():
+                    call.aside = True
+                    return
+                await self._aside.changed()
+            await self._quick.acquire()
+            if not self._is_held_up(call.lane):
+                return
+            self._quick.release()
+
+    def _is_held_up(self, lane: str) -> bool:
+        """True if a call of the lane would probably wait for a lock."""
+        if not lane or not self._aside.there:
+            return False
+        if lane in self._met_lock:
+            return True
+        return self._chained and any(call.slow and call.lane == lane for call in self._calls)
 
     def leave(self, call: _Call, error: BaseException | None) -> None:
         """Free the place; an ``error`` shows whether the call met a lock."""
-        if call in self._calls:
-            del self._calls[call]
-            self._quick.release()
-        else:
-            self._aside.leave()
+        del self._calls[call]
         if call.lane:
             self._of_lane[call.lane].release()
             if error is None:
-                self._held_up.discard(call.lane)
-            elif isinstance(error, Locked) and self._aside.there:
-                self._held_up.add(call.lane)
+                self._met_lock.discard(call.lane)
+            elif isinstance(error, Locked):
+                self._met_lock.add(call.lane)
+        if call.aside:
+            self._aside.leave()
+        else:
+            self._quick.release()
+        self._aside.notify()
 
     def _watch(self) -> float:
         """Start the timer that all calls share (one per call costs more); return the current time."""
@@ -73,13 +95,15 @@ class Places:
 
     def _look(self, loop: asyncio.AbstractEventLoop) -> None:
         self._watched_by = None
-        oldest = next(iter(self._calls), None)
-        if oldest is None:
-            return
-        if loop.time() - oldest.began >= HELD_UP and self._aside.enter_at_once():
-            del self._calls[oldest]
+        slow = [call for call in self._calls if loop.time() - call.began >= HELD_UP]
+        for call in slow:
+            call.slow = True
+        in_quick = [call for call in slow if not call.aside]
+        if in_quick and self._aside.enter_at_once():
+            in_quick[0].aside = True
             self._quick.release()
-        self._watch()
+        if self._calls:
+            self._watch()
 
 
 class _Call:
@@ -87,6 +111,8 @@ class _Call:
         self._places = places
         self.lane = lane
         self.began = 0.0
+        self.aside = False
+        self.slow = False
 
     async def __aenter__(self) -> None:
         await self._places.enter(self)
@@ -98,21 +124,26 @@ class _Call:
 
 
 class _Aside:
+    """The place for waiting calls."""
+
     def __init__(self, *, there: bool) -> None:
         self.there = there
-        self._free = asyncio.Event()
-        if there:
-            self._free.set()
-
-    async def enter(self) -> None:
-        while not self.enter_at_once():
-            await self._free.wait()
+        self._free = there
+        self._changed = asyncio.Event()
 
     def enter_at_once(self) -> bool:
         """Enter if the place is free; return whether it was."""
-        was_free = self._free.is_set()
-        self._free.clear()
+        was_free, self._free = self._free, False
         return was_free
 
+    async def changed(self) -> None:
+        """Wait until the place is free, or a lane may have no slow call any more."""
+        await self._changed.wait()
+
     def leave(self) -> None:
-        self._free.set()
+        self._free = True
+
+    def notify(self) -> None:
+        """Let the calls that wait look again."""
+        self._changed.set()
+        self._changed = asyncio.Event()
