@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -48,9 +49,26 @@ async def test_a_task_that_is_cancelled_stays_so_even_in_the_moment_of_its_timeo
     block = await blocks.get()
     task.cancel()
     if times_out:
-        block.expire()
+        block.expire(asyncio.get_running_loop(), 0)
     with pytest.raises(asyncio.CancelledError):
         await task
+
+
+async def test_an_answer_that_arrives_in_the_turn_of_the_timeout_is_taken() -> None:
+    loop = asyncio.get_running_loop()
+    answer: asyncio.Future[str] = loop.create_future()
+    deadline = Deadline(0.02)
+
+    async def work() -> str:
+        with deadline():
+            return await answer
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    # The loop is busy until both are due.
+    loop.call_later(0.01, answer.set_result, "it")
+    loop.call_soon(time.sleep, 0.05)
+    assert await task == "it"
 
 
 def test_it_serves_one_loop_after_the_other() -> None:
