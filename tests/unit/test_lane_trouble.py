@@ -183,3 +183,30 @@ async def test_what_a_stranger_has_locked_stays_in_flight_when_the_rest_is_given
         store.release = release  # type: ignore[method-assign]
         go_on.set()
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+
+
+async def test_a_thread_that_asks_meanwhile_begins_nothing_of_a_give_back_whose_answer_was_lost() -> None:
+    store, go_on = filled(3, key="k"), asyncio.Event()
+    release = store.release
+
+    async def ask_and_lose_the_answer(deliveries: Sequence[Delivery], **policy: Any) -> None:
+        await release(deliveries, **policy)
+        # As a thread does that is in the midst of ``may_begin``.
+        batch.begun.update(delivery.position for delivery in deliveries)
+        raise StoreError("the connection was lost")
+
+    async def handler(event: Event) -> None:
+        await go_on.wait()
+
+    lane = make(store, handler, ordered=True)
+    async with running(lane):
+        await await_for(lambda: any(batch.begun for batch in lane._in_flight), "the first of the key")
+        [batch] = lane._in_flight
+        waiting = batch.unbegun()
+        store.release = ask_and_lose_the_answer  # type: ignore[method-assign]
+        await lane._give_back(waiting)
+        store.release = release  # type: ignore[method-assign]
+        batch.begun.difference_update(delivery.position for delivery in waiting)
+        assert not any(lane.may_begin(batch, delivery) for delivery in waiting)
+        go_on.set()
+        await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})

@@ -322,6 +322,19 @@ async def test_a_sweep_that_failed_is_tried_again_soon(upkeep: Any) -> None:
     await run_until(caretaker(upkeep, clock), lambda: AGAIN in clock.rests)
 
 
+async def test_a_sweep_that_fails_takes_at_most_half_of_the_time(upkeep: Any) -> None:
+    clock = Still()
+    fail = upkeep.unpark
+
+    async def fail_late(*given: Any) -> Any:
+        clock.time += 7 * AGAIN
+        return await fail(*given)
+
+    upkeep.broken = {"unpark"}
+    upkeep.unpark = fail_late
+    await run_until(caretaker(upkeep, clock), lambda: 7 * AGAIN in clock.rests)
+
+
 async def test_a_killed_caretaker_neither_resigns_nor_leaves(clock: Clock, upkeep: Any) -> None:
     task = asyncio.create_task(caretaker(upkeep, clock).run())
     await await_for(lambda: "kept" in upkeep.calls)

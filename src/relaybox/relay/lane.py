@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Collection, Coroutine, Sequence
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -530,16 +530,18 @@ class Lane:
             left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
             released = await self._release(left)
             self._in_flight.drop(released)
-            self._settle_released(marked)
+            self._settle_unreleased(left)
             return bool(released)
         finally:
             self._returning -= marked
 
-    def _settle_released(self, marked: Collection[tuple[int, UUID]]) -> None:
+    def _settle_unreleased(self, deliveries: Sequence[Delivery]) -> None:
         """Settle what could not be given back. It must not begin: perhaps only the answer was lost."""
+        left = {(delivery.position, delivery.lease_token) for delivery in deliveries}
         for batch in self._in_flight:
-            for delivery in batch.unbegun():
-                if (delivery.position, batch.token) in marked:
+            # Not ``unbegun``: a sink that asks from another thread shortly counts as begun.
+            for delivery in batch.unanswered():
+                if (delivery.position, batch.token) in left:
                     self._settle_unsent(batch, delivery, Released())
 
     async def _examine_now_and_then(self) -> None:

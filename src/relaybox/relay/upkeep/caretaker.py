@@ -181,8 +181,10 @@ class Caretaker:
         pause = 0.0
         while await self._rest(pause, self._elected):
             self._elected.clear()
+            began = self._clock.now()
             swept = await self._try("sweep", self._sweep)
-            pause = self._turns() * SWEEP if swept else AGAIN
+            # While a lock makes sweeps fail, at most half of the time goes into them.
+            pause = self._turns() * SWEEP if swept else max(AGAIN, self._clock.now() - began)
 
     async def _route_in_turn(self, reroute: Reroute) -> None:
         """Every relay does it in turn: the leader may not have the route."""
