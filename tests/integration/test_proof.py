@@ -56,8 +56,32 @@ def test_the_core_is_the_same_wherever_it_lies(package: Path) -> None:
 @pytest.mark.parametrize("name", ["relay/lane.py", "database/statements/claim.py", "core/retry.py"])
 def test_a_change_of_the_core_changes_its_hash(package: Path, name: str) -> None:
     before = core.digest(package)
-    (package / name).write_bytes((package / name).read_bytes() + b"\n")
-    assert core.digest(package) != before
+    (package / name).write_bytes((package / name).read_bytes() + b"MORE = '# not a comment'\n")
+    after = core.digest(package)
+    assert after != before
+    (package / name).write_bytes((package / name).read_bytes().replace(b"# not a", b"# no "))
+    assert core.digest(package) not in (before, after)
+
+
+def test_comments_docstrings_and_blank_lines_are_not_part_of_the_core() -> None:
+    bare = "LIMIT = 2\nclass Lane:\n    SQL = 'SELECT 1 # %s'\n    def run(self):\n        return 1"
+    told = '''"""Run a lane.
+
+    It has two paragraphs.
+    """
+
+LIMIT = 2  # Rows
+"""How many rows."""
+
+class Lane:
+    # Why
+    SQL = 'SELECT 1 # %s'
+
+    def run(self):
+        """Return one."""
+        return 1  # noqa
+'''
+    assert core.code(told) == core.code(bare) == bare
 
 
 def test_a_file_that_is_new_or_moved_changes_the_hash(package: Path) -> None:

@@ -1,12 +1,15 @@
 """The files that decide whether a promise is kept, and one hash of them all.
 
-Figures count as long as these files are what they were when the figures were taken. What shows, configures or
-operates is left out, and so is what looks for faults: it may grow without making older figures untrue.
+Figures count as long as the code of these files is what it was when the figures were taken. Comments,
+docstrings and blank lines may change. What shows, configures or operates is left out, and so is what looks
+for faults: it may grow without making older figures untrue.
 """
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import tokenize
 from pathlib import Path
 
 from tests.commit import ROOT
@@ -34,8 +37,22 @@ def files(package: Path = PACKAGE) -> dict[str, Path]:
 
 
 def digest(package: Path = PACKAGE) -> str:
-    """Return the hash of all names and contents. Raise ``FileNotFoundError`` if one of them is gone."""
+    """Return the hash of all names and their code. Raise ``FileNotFoundError`` if one of them is gone."""
     whole = hashlib.sha256()
     for name, file in files(package).items():
-        whole.update(f"{name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n".encode())
+        whole.update(f"{name} {hashlib.sha256(code(file.read_text()).encode()).hexdigest()}\n".encode())
     return whole.hexdigest()[:16]
+
+
+def code(source: str) -> str:
+    """Return a module without comments, docstrings and blank lines, the same with every version of Python."""
+    lines = source.splitlines()
+    for token in tokenize.generate_tokens(iter(source.splitlines(keepends=True)).__next__):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            for row in range(node.lineno - 1, node.end_lineno or node.lineno):
+                lines[row] = ""
+    return "\n".join(line.rstrip() for line in lines if line.strip())

@@ -54,8 +54,8 @@ def _core(runs: Sequence[Run], core: str) -> str:
     text = f"""
 The *core* is what decides whether a promise is kept: of `src/relaybox`, {files}.
 
-`{core}` is the hash of these files when this page was written. `python -m tests.proof --check` compares it
-with the files as they are now.
+`{core}` is the hash of their code, without comments and docstrings, when this page was written.
+`python -m tests.proof --check` compares it with the files as they are now.
 """
     return f"## The core\n{text}\n{table(['part', 'figures'], rows)}"
 
