@@ -36,7 +36,7 @@ from relaybox.sinks.sink import Answer, Sink, being_cancelled, describe
 from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 
 SHORTEST_POLL = 0.01
-SHORTEST_POLL_WHEN_TOLD = 0.25
+SHORTEST_POLL_WITH_WAKE = 0.25
 """Where a wake tells of most events, polling only finds those that nobody told of."""
 LEASE_LEFT_TO_BEGIN = 0.1
 """The part of its lease that a delivery must have left when its send begins."""
@@ -548,7 +548,7 @@ class Lane:
         while True:
             await self._look()
             has_share = self._shared.share(self.name, self._destination.concurrency)
-            await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
+            await self._clock.sleep(often if has_share else SHORTEST_POLL_WITH_WAKE)
 
     async def _look_once(self) -> None:
         # The drain's own claim meets the same trouble, and raises.
@@ -640,7 +640,7 @@ class Lane:
         """Sleep until woken, for longer each time that nothing is found."""
         seconds = self._idle_for
         if self._shared.wake.alive:
-            seconds = max(seconds, SHORTEST_POLL_WHEN_TOLD)
+            seconds = max(seconds, SHORTEST_POLL_WITH_WAKE)
         seconds = min(seconds, self._longest_rest)
         self._idle_for = 2 * seconds
         if await self._shared.wake.wait(self.name, seconds):

@@ -213,14 +213,14 @@ class Build:
         await self._settle_differences(watch)
 
     async def _arrive(self, watch: BuildWatch) -> None:
-        told_at = time.monotonic()
+        reported_at = time.monotonic()
         while True:
             try:
                 if not (pending := await watch.pending()):
                     break
-                if time.monotonic() - told_at > 5.0:
+                if time.monotonic() - reported_at > 5.0:
                     self.tell(f"{pending:,} events on their way")
-                    told_at = time.monotonic()
+                    reported_at = time.monotonic()
             except StoreError as error:
                 # If the database stays away, the heartbeat ends the build.
                 log.warning("the database does not say how much is pending: %s", error)

@@ -54,7 +54,7 @@ def _function(value: str | Callable[[Event], Any], setting: str) -> Callable[[Ev
     fix = "write module:function, or give the function itself"
     found = load(value, f"{setting} = {value!r}", fix) if isinstance(value, str) else value
     if not callable(found):
-        raise wrong(setting, value, f"it is no function; {fix}")
+        raise wrong(setting, value, f"it is not a function; {fix}")
     return found
 
 

@@ -131,7 +131,7 @@ class BuildWatch:
         self._index = self.building.index
         self._pending = 0
         self._began_at = self._moved_at = self._answered_at = time.monotonic()
-        self._told: str | None = None
+        self._reported: str | None = None
 
     async def run(self) -> None:
         """Check again and again, until ``ReindexFailed`` is raised."""
@@ -196,7 +196,7 @@ class BuildWatch:
     async def _check_progress(self) -> None:
         silent = time.monotonic() - self._moved_at
         if silent < QUIET:
-            self._told = None
+            self._reported = None
             return
         reason = await self._held_up()
         if silent > self.patience:
@@ -208,9 +208,9 @@ class BuildWatch:
                     return
                 reason = "a relay is alive, but nothing is delivered"
             raise ReindexFailed(f"no event of the build has arrived for {silent:.0f} s: {reason}")
-        if reason is not None and reason != self._told:
+        if reason is not None and reason != self._reported:
             self.tell(f"waiting for {self._pending + (self.backlog or 0):,} events: {reason}")
-            self._told = reason
+            self._reported = reason
 
     async def _held_up(self) -> str | None:
         """Return why nothing arrives, if known. Raise if that cannot change by itself."""

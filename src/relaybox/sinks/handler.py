@@ -193,7 +193,7 @@ def is_async(destination: str, handler: Handler) -> bool:
     """True if the handler is async; raise ``ConfigError`` if it cannot be a handler."""
     where = f"the handler of destination {destination!r}, {shorten(handler)},"
     if not callable(handler):
-        raise ConfigError(f"{where} is no function; give one that takes an Event")
+        raise ConfigError(f"{where} is not a function; give one that takes an Event")
     kinds = (handler, getattr(handler, "__call__", None))  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise ConfigError(f"{where} yields, so that a call would run none of it; return instead")

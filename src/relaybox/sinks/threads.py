@@ -102,7 +102,7 @@ class Threads:
 
 
 class Call:
-    """A call of a function in a thread. The thread writes how it ended before the event loop is told."""
+    """A call of a function in a thread. The thread stores the result, then notifies the event loop."""
 
     def __init__(self, worker: _Worker, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
         self.worker = worker

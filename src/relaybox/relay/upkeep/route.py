@@ -114,7 +114,7 @@ class _Asked:
         """Say it once, until the first that is refused is another."""
         if self.refused and self._problem != self._reported:
             many = "1 event stays" if self.refused == 1 else f"{self.refused} events stay"
-            fix = "mend what makes its ordering key, or use " + command("move '' NAME")
+            fix = "fix what makes its ordering key, or use " + command("move '' NAME")
             log.warning("%s unrouted, the first is %s; %s", many, self._problem, fix)
         self._reported = self._problem if self.refused else ""
 

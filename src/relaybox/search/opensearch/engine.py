@@ -233,7 +233,7 @@ class OpenSearchEngine:
         if not reply.ok:
             raise Unavailable(self._client.reason(reply))
         if not isinstance(answer := reply.json(), dict) or "version" not in answer:
-            raise Unavailable(f"{reply.where} answers, but is no OpenSearch")
+            raise Unavailable(f"{reply.where} answers, but is not OpenSearch")
 
     async def close(self) -> None:
         """Close the connections."""

@@ -143,7 +143,7 @@ class NatsSink(OneByOne):
         if subject == self._last_subject:
             return subject
         if _BAD_IN_SUBJECT.search(subject):
-            raise Reject(f"{subject!r} is no subject: it has white space, a wildcard or an empty part")
+            raise Reject(f"{subject!r} is not a subject: it has white space, a wildcard or an empty part")
         if subject[0] == "$" and self._written[0] != "$":
             raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
         if len(subject.encode()) > LONGEST_SUBJECT:
@@ -181,7 +181,7 @@ class NatsSink(OneByOne):
         if ack.error is not None:
             raise await self._refused(connection, ack, ack.error)
         if not ack.stream:
-            raise Unavailable(f"whoever answers to the subject {subject!r} on {self._where} is no stream")
+            raise Unavailable(f"what answers the subject {subject!r} on {self._where} is not a stream")
         return ack
 
     async def _is_elsewhere(self, connection: Connection, ack: _Ack, subject: str) -> bool:

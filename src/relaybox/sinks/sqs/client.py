@@ -62,7 +62,7 @@ class Queue(NamedTuple):
         """Return the queue or topic of one event; raise ``Reject`` if the name is not valid."""
         name = self.name(delivery)
         if self.name.fixed is None and not _fits(name, self.service):
-            raise Reject(f"{name!r} is no name of {self.what}: {_rule(self.service)}")
+            raise Reject(f"{name!r} is not a name of {self.what}: {_rule(self.service)}")
         return name
 
     @property
