@@ -256,7 +256,8 @@ def test_sqlalchemy_over_a_driver_that_is_not_known_is_refused() -> None:
             return getattr(self._connection, name)
 
     engine = sa.create_engine("sqlite://", creator=Wrapped, poolclass=sa.NullPool)
-    with Session(engine) as session, pytest.raises(UnsupportedConnection, match="Wrapped is not a connection"):
+    refused = pytest.raises(UnsupportedConnection, match="Wrapped is not a connection")
+    with Session(engine) as session, refused:
         make_outbox("sqlite://").emit(session, *ORDER)
 
 
