@@ -126,9 +126,9 @@ class Comparison:
         stopped = not await self._read()
         # A wrong query returns nothing, as if all rows were deleted.
         if not (stopped or allow_empty or self._any) and (count := await engine.count(index)):
-            told = f"to repair would delete all {count:,} of the index {index!r}"
+            effect = f"to repair would delete all {count:,} of the index {index!r}"
             fix = "see its query, or say --yes (allow_empty=True) if that is meant"
-            raise ConfigError(f"the source has no documents: {told}; {fix}")
+            raise ConfigError(f"the source has no documents: {effect}; {fix}")
         stopped = stopped or not await self._scan()
         counts: dict[str, Any] = dict(self._counts)
         about = self.workspace.destination.name, index

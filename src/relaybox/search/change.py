@@ -168,8 +168,8 @@ class Changes:
         """Return the document with the aggregate's id. Raise ``Reject`` if it has another one."""
         own = document.setdefault(self._id_field, key)
         if own != key and (isinstance(own, bool) or str(own) != key):
-            told = f"the document's {self._id_field!r} is {shorten(own)}, the aggregate's id {shorten(key)}"
-            raise Reject(f"{told}; they have to be the same: see the option id_field")
+            clash = f"the document's {self._id_field!r} is {shorten(own)}, the aggregate's id {shorten(key)}"
+            raise Reject(f"{clash}; they have to be the same: see the option id_field")
         return document
 
     async def _made(self, function: Callable[[Event], Any], event: Event) -> Any:

@@ -176,8 +176,8 @@ class BuildWatch:
         """Raise if events of the build have failed."""
         failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
         if failed:
-            told = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
-            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {told}")
+            texts = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
+            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {texts}")
 
     async def _dropped_because(self) -> str:
         """Return why a relay dropped the index; the refused events have the reason a moment later."""
@@ -188,8 +188,8 @@ class BuildWatch:
             age = time.monotonic() - self._began_at
             own = [one for one in page.entries if (one.seen_at - one.updated_at).total_seconds() < age]
             reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
-            if told := "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons):
-                return f", because it cannot have all documents: {told}"
+            if texts := "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons):
+                return f", because it cannot have all documents: {texts}"
             await asyncio.sleep(POLL)
         return ""
 

@@ -84,7 +84,7 @@ class Threads:
         """Return when the call has ended; if the caller is cancelled before that, abandon the thread."""
         worker = call.worker
         try:
-            await call.told
+            await call.notified
         except asyncio.CancelledError:
             if not call.ended:
                 self._left.add(worker)
@@ -109,7 +109,7 @@ class Call:
         self.given = given
         self.began = time.monotonic()
         self.ended = False
-        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._function = function
         self._context = copy_context()
         self._value: Any = None
@@ -143,11 +143,11 @@ class Call:
         del error
         # The event loop may have ended before an abandoned function returns.
         with suppress(RuntimeError):
-            self.told.get_loop().call_soon_threadsafe(self._tell)
+            self.notified.get_loop().call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        if not self.told.done():
-            self.told.set_result(None)
+        if not self.notified.done():
+            self.notified.set_result(None)
 
     def _report(self, error: BaseException | None) -> None:
         """Log how an abandoned call ended: an operator may have to decide about its event."""

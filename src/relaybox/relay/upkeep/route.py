@@ -2,7 +2,7 @@
 
 Routes change when a process starts, so a relay routes at once when it starts or begins to lead. The leader
 may not have the route, so the other relays take turns and route under the leader's term. Routing holds a lock
-on the term. So one relay routes at a time, each event is routed once, and no event of a key overtakes another.
+on the term. So one relay routes at a time, each event is routed once, and none overtakes another of its key.
 """
 
 from __future__ import annotations

@@ -333,9 +333,9 @@ def _path(index: str, path: str) -> str:
 def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
     """Return the record that Algolia names as bad: in its fields, or on newer clusters in the message."""
     error = _error_in(reply)
-    told = _BAD.search(_said_in(reply))
-    position = str(error.get("position", told and told[1]))
-    name = error.get("objectID", told and told[2])
+    found = _BAD.search(_said_in(reply))
+    position = str(error.get("position", found and found[1]))
+    name = error.get("objectID", found and found[2])
     named = part[int(position) :][:1] if re.fullmatch("[0-9]{1,9}", position, re.ASCII) else []
     if named and name in (None, named[0].id):
         return named[0]
