@@ -75,7 +75,7 @@ class IterableRows:
         return page
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Find these among all documents, and emit."""
+        """Find the documents with these ids among all, and emit."""
         found = await self._found(ids)
         made = calls(list(found.values()), [id_ for id_ in ids if id_ not in found])
         return await self._transactions.run("write", lambda c: self._transactions.emit(c, made))

@@ -104,7 +104,7 @@ async def end_all(records: OutboxRecords, destination: str, running: Iterable[Op
 
 
 def is_dead(operation: Operation) -> bool:
-    """True if no process works on it any more."""
+    """True if no process works on the operation any more."""
     silent = (operation.seen_at - operation.updated_at).total_seconds()
     return is_abandoned(silent, operation.details.get("process", ""))
 

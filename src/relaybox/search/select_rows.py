@@ -82,7 +82,7 @@ class SelectRows:
         return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Lock and read these, and emit; nobody can create the missing ones before the commit."""
+        """Lock and read these rows, and emit. No one can create the missing ones before the commit."""
 
         def emit_found(ids: Sequence[str], connection: sa.Connection) -> Found:
             items = self._by_ids(ids, connection, lock=True)

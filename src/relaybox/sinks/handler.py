@@ -68,7 +68,7 @@ class HandlerSink(OneByOne):
 
     @property
     def overdue(self) -> int:
-        """The number of synchronous handlers that are past their timeout and still running."""
+        """Return the number of synchronous handlers that are past their timeout and still running."""
         return self._threads.longer_than(self._deadline.seconds)
 
     def begin(self, delivery: Delivery, traced: bool = False) -> Awaitable[None] | None:
@@ -85,7 +85,7 @@ class HandlerSink(OneByOne):
             try:
                 waits_for = _step(work.send, None)
             except StopIteration:
-                # It never waited, so it needs no deadline.
+                # The handler never waited, so it needs no deadline.
                 return None
         except ANSWERS:
             raise

@@ -49,7 +49,7 @@ class Threads:
 
     @property
     def left(self) -> int:
-        """The number of abandoned threads that are still in their function."""
+        """Return the number of abandoned threads that are still in their function."""
         # Iterate over a copy: another relay of this process may run in another thread.
         self._left -= {worker for worker in list(self._left) if worker.call.ended}
         return len(self._left)
@@ -116,17 +116,17 @@ class Call:
         self._error: BaseException | None = None
 
     def result(self) -> Any:
-        """Return what the function returned, or raise what it raised; to be asked once, after it ended."""
+        """Return what the function returned, or raise what it raised. Call this once, after the end."""
         error, self._error = self._error, None
         if error is None:
             return self._value
         try:
             if isinstance(error, StopIteration) or not isinstance(error, Exception):
-                # To the awaiting task these would mean something else: the end of iteration, or an exit.
+                # The awaiting task would take these for the end of an iteration, or for an exit.
                 raise Retry(describe(error))
             raise error
         finally:
-            # An exception whose traceback leads back to itself waits for a garbage collection.
+            # Avoid a reference cycle from the traceback to the exception, which only a collection would free.
             del error
 
     def run(self) -> None:

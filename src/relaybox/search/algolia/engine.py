@@ -35,7 +35,7 @@ DOWN_SECONDS = 300.0
 MOVE_SECONDS = 300.0
 """Seconds for a move, which is slower than a batch."""
 MARK = "relaybox-index"
-"""The key in ``userData`` of an index's settings; the value tells it from a later one of its name."""
+"""The key in ``userData`` of an index's settings; a later index of the same name has another value."""
 
 _FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.01, 1.0
 _OF_INDEX = re.compile(r"index ?name", re.IGNORECASE)

@@ -117,7 +117,7 @@ class KafkaProducer:
 
     @property
     def usable(self) -> bool:
-        """True if messages can be handed to it from this process and event loop."""
+        """True if messages can be handed to this producer from this process and event loop."""
         return self.broken is None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     def produce(self, sent: Sent, topic: str, value: bytes, key: str | None, headers: Headers) -> None:

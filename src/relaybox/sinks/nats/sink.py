@@ -73,7 +73,7 @@ class NatsSink(OneByOne):
         self._opening: asyncio.Task[Connection] | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Publish it, and return once a stream has it, now or from an earlier attempt."""
+        """Publish the delivery, and return once a stream has it, now or from an earlier attempt."""
         subject = self._subject_of(delivery)
         message = self._messages(delivery)
         headers = self._headers(delivery, message)
@@ -255,7 +255,7 @@ _decode = json.Decoder(_Ack).decode
 
 
 def _check_size(limit: int, headers: dict[str, str], body: bytes) -> None:
-    """Raise ``Reject`` if it is too large: the server counts headers too, and closes the connection."""
+    """Raise ``Reject`` if the message is too large: a server counts headers too, and would disconnect."""
     letters = len("".join(headers)) + len("".join(headers.values()))
     if len(body) + 12 + 4 * (letters + len(headers)) <= limit:
         return

@@ -67,7 +67,7 @@ class Queue(NamedTuple):
 
     @property
     def what(self) -> str:
-        """The kind of the queue, for messages."""
+        """Return the kind of the queue, for messages."""
         return "an SQS queue" if self.service == "sqs" else "an SNS topic"
 
 
@@ -265,7 +265,7 @@ class Said(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The code as written in the sets above."""
+        """Return the code as written in the sets above."""
         return self.code.rpartition(".")[2].removesuffix("Exception")
 
     @property

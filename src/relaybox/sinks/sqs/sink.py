@@ -59,7 +59,7 @@ class SqsSink(InBatches):
         self._urls: dict[str, str] = {}
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
-        """Send them, with one request for each queue or more if they are large."""
+        """Send the deliveries: one request for each queue, or more if they are large."""
         answers: Answers = {}
         entries = try_each(deliveries, self._entries, answers)
 
