@@ -140,7 +140,7 @@ class Lane:
                 await self._clock.sleep(self._pause())
 
     async def drain(self, since: datetime, patience: float) -> bool:
-        """Deliver what is due and return True; ignore events emitted after ``since``.
+        """Deliver what is due and return True. Events emitted after ``since`` do not keep it going.
 
         Return False if stopped before that; it then waits up to ``patience`` seconds for running sends.
         """
