@@ -105,13 +105,13 @@ class Kafka:
         )
         failed: list[object] = []
 
-        def told(error: object, _: object) -> None:
+        def record(error: object, _: object) -> None:
             if error is not None:
                 failed.append(error)
 
         began = begin()
         for at, body in enumerate(bodies):
-            producer.produce(NAME, body, str(at % KEYS), on_delivery=told)
+            producer.produce(NAME, body, str(at % KEYS), on_delivery=record)
             producer.poll(0)
         if producer.flush(PATIENCE) or failed:
             raise RuntimeError(f"not all was taken: {failed[:1]}")

@@ -35,9 +35,9 @@ class TxOutbox:
     """``None``: the default, and no trigger."""
 
     def __str__(self) -> str:
-        told = "" if self.poll_min is None else f", poll_min={self.poll_min:g}, LISTEN/NOTIFY"
+        polling = "" if self.poll_min is None else f", poll_min={self.poll_min:g}, LISTEN/NOTIFY"
         gone = "" if self.keeps else ", delete_on_ack"
-        return f"batch_size={self.batch_size}, concurrency={self.concurrency}{gone}{told}"
+        return f"batch_size={self.batch_size}, concurrency={self.concurrency}{gone}{polling}"
 
     async def drain(self, url: str, rows: int, keys: int) -> float:
         """Drain until every row is acknowledged."""

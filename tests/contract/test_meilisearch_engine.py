@@ -107,14 +107,14 @@ async def test_more_documents_than_a_page_are_scanned_and_got(place: Place) -> N
 async def test_an_id_that_meilisearch_never_takes_is_not_sent(place: Place, name: str) -> None:
     bad, good, deleted = await place.write([put(name), put("good"), gone(name)])
     assert kinds([bad, good, deleted]) == [Reject, Delivered, Reject]
-    assert "is no id for Meilisearch" in reason(bad)
+    assert "is not an id for Meilisearch" in reason(bad)
     assert await place.ids() == ["good"]
 
 
 async def test_an_index_name_that_meilisearch_never_takes_is_refused(engine: MeilisearchEngine) -> None:
-    with pytest.raises(Reject, match="'a b' is no index"):
+    with pytest.raises(Reject, match="'a b' is not an index"):
         await engine.write("a b", [put("a")])
-    with pytest.raises(Reject, match="'a b' is no index"):
+    with pytest.raises(Reject, match="'a b' is not an index"):
         await engine.present(["a b"])
 
 

@@ -16,7 +16,7 @@ DEATHS = 5
 
 @pytest.mark.parametrize("kind", BOTH_WAYS)
 @variants("claims of rows with attempts left")
-async def test_a_crash_on_the_last_attempt_sticks_for_ever(case: Case, kind: str) -> None:
+async def test_a_crash_on_the_last_attempt_sticks_forever(case: Case, kind: str) -> None:
     if case.broken:
         whoever = "(:suspects OR NOT {suspect})"
         case.rewrite(statements.WORDS, "wanted", (whoever, f"{whoever} AND attempts < max_attempts"))

@@ -84,7 +84,7 @@ def test_the_printed_sql_makes_the_schema(kind: str, relaybox: Relaybox, fresh_d
 
 
 def test_the_printed_grants_are_those_of_the_dialect(relaybox: Relaybox) -> None:
-    no_roles = "-- SQLite has no roles: whoever may write the file may do everything.\n"
+    no_roles = "-- SQLite has no roles: any process that may write the file may do everything.\n"
     assert relaybox("sql", "--grants") == no_roles
     for dialect in get_args(DialectName):
         script = relaybox("sql", "--grants", "--dialect", dialect, "--prefix", "billing_")

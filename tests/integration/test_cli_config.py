@@ -103,7 +103,7 @@ LOOPBACK = "127.0.0.1 is a loopback address; add it to allow of destination 'run
             'sink = "handler:shop:on_ordr"',
             ": sink = 'handler:shop:on_ordr': shop has no 'on_ordr'; did you mean",
         ),
-        ('sink = "handler:shop:number"', ": sink = 'handler:shop:number': it is no function"),
+        ('sink = "handler:shop:number"', ": sink = 'handler:shop:number': it is not a function"),
         ('sink = "handler:"', ": sink = 'handler:': it is not module:name; write handler:"),
     ],
 )

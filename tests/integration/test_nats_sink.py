@@ -120,7 +120,7 @@ async def test_a_copy_that_was_asked_for_is_not_a_duplicate(place: Place, mark: 
 async def test_what_makes_no_subject_is_rejected_and_says_so(place: Place, nats_url: str, value: str) -> None:
     bad = altered(aggregate_id=value)
     [rejected, passed] = await send(f"{nats_url}/{place.name}.{{aggregate_id}}", bad, make_delivery())
-    check_refused(rejected, Reject, "is no subject")
+    check_refused(rejected, Reject, "is not a subject")
     assert passed == Delivered()
     assert len(await place.messages()) == 1
 
@@ -169,7 +169,7 @@ async def test_an_answer_that_is_not_from_a_stream_is_not_an_acknowledgement(nat
         await client.subscribe(subject, cb=answer)
         await client.flush()
         [said] = await send(f"{nats_url}/{subject}", make_delivery())
-    check_refused(said, Unavailable, "is no stream")
+    check_refused(said, Unavailable, "is not a stream")
 
 
 async def test_the_largest_message_passes_and_one_byte_more_is_rejected_with_the_limit(place: Place) -> None:

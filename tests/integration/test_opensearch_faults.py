@@ -121,7 +121,7 @@ async def test_an_answer_that_does_not_tell_of_each_change_is_unavailable(body: 
 async def test_another_server_at_the_address_is_not_taken_for_opensearch() -> None:
     async with answering(answer("200 OK", b'{"hello": "world"}')) as receiver:
         engine = OpenSearchEngine(Destination("search", f"opensearch://127.0.0.1:{receiver.port}"))
-        with pytest.raises(Unavailable, match="is no OpenSearch"):
+        with pytest.raises(Unavailable, match="is not OpenSearch"):
             await engine.check()
         await engine.close()
 

@@ -478,7 +478,7 @@ async def test_a_body_that_is_not_json_or_not_an_envelope_is_400(
 async def test_an_id_that_is_not_a_uuid_is_400(books: Books) -> None:
     made, events = books.kept()
     answer = await post(made, signed("msg_1", b"{}") | {"content-type": "application/json"}, b"{}")
-    assert (answer.status, answer.detail) == (400, "the message's id is no UUID")
+    assert (answer.status, answer.detail) == (400, "the message's id is not a UUID")
     assert events == []
 
 

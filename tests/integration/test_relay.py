@@ -308,7 +308,7 @@ async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest
     [
         ("handler:nowhere:nothing", "register it with @outbox.handler"),
         ("handler:json:missing", "register it with @outbox.handler"),
-        ("handler:json:__name__", "is no function"),
+        ("handler:json:__name__", "is not a function"),
         ("opensearch:///documents", "write host:port"),
     ],
 )

@@ -116,10 +116,10 @@ async def test_a_key_that_cannot_name_a_group_is_replaced_by_a_digest(amazon: Am
 @pytest.mark.parametrize(
     ("delivery", "reason"),
     [
-        (make_delivery(headers='{"my header": "1"}'), "'my header' is no name of an attribute"),
-        (make_delivery(headers='{"AWS.trace": "1"}'), "'AWS.trace' is no name"),
-        (make_delivery(headers='{"a..b": "1"}'), "'a..b' is no name"),
-        (make_delivery(headers='{"%s": "1"}' % ("a" * 257)), "is no name"),
+        (make_delivery(headers='{"my header": "1"}'), "'my header' is not a name of an SQS attribute"),
+        (make_delivery(headers='{"AWS.trace": "1"}'), "'AWS.trace' is not a name"),
+        (make_delivery(headers='{"a..b": "1"}'), "'a..b' is not a name"),
+        (make_delivery(headers='{"%s": "1"}' % ("a" * 257)), "is not a name"),
         (make_delivery(headers='{"note": "\\u0007"}'), r"'note' holds '\\x07'"),
         (make_delivery('"%s"' % ("x" * 1_048_576)), "no more than 1048576"),
         (make_delivery(data=b""), "empty"),
@@ -158,7 +158,7 @@ async def test_events_go_to_the_queue_of_their_fields_and_a_missing_one_is_alone
     batch = [make_delivery(headers=json.dumps({"tenant": name})) for name in names]
     answers = await send(amazon.sink("{tenant}"), *batch, make_delivery())
     assert [type_of(one) for one in answers] == [Delivered, Delivered, Unavailable, Reject, Delivered, Reject]
-    assert "'no name' is no name of an SQS queue" in str(answers[3])
+    assert "'no name' is not a name of an SQS queue" in str(answers[3])
     assert "needs a tenant" in str(answers[5])
     assert (len(amazon.take(there)), len(amazon.take(also))) == (2, 1)
 
@@ -277,5 +277,5 @@ async def test_one_bad_event_is_failed_with_its_reason_and_the_rest_goes_on(
     await shop.outbox.adrain()
     assert shop.states() == {"delivered": 19, "failed": 1}
     [error] = [error for status, _, error in shop.rows() if status == "failed"]
-    assert "'my header' is no name of an attribute" in str(error)
+    assert "'my header' is not a name of an SQS attribute" in str(error)
     assert len(amazon.take(queue)) == 19

@@ -537,7 +537,7 @@ class Schedule:
             (lane, "SHORTEST_POLL", 0.2),
             (settle, "GAP", GAP),
             (settle, "GAP_WHERE_ORDERED", GAP),
-            (lane, "SHORTEST_POLL_WHEN_TOLD", 0.5),
+            (lane, "SHORTEST_POLL_WITH_WAKE", 0.5),
             (membership, "LIVE", 2),
             (circuit, "FIRST_PAUSE", 0.2),
             (decide, "LONGEST_PAUSE", 1.0),

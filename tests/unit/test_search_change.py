@@ -75,7 +75,7 @@ def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
         ({"actions": {"*.x": "remove"}}, "actions: *.x = 'remove': choose 'index', 'delete', 'ignore'"),
         ({"actions": "index"}, "actions = 'index': write a table"),
         ({"document": "nowhere:nothing"}, "document = 'nowhere:nothing': there is no module 'nowhere'"),
-        ({"document": 7}, "it is no function"),
+        ({"document": 7}, "it is not a function"),
         ({"reread": True}, "reread is of no use without document"),
         ({"reread": "maybe"}, "write true or false"),
         ({"id_field": ""}, "id_field = '': write a text"),

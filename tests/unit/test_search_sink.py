@@ -25,7 +25,7 @@ def engine() -> Double:
     return Double("documents")
 
 
-class Told(Regardless):
+class Recorder(Regardless):
     """Lets a delivery begin unless it is refused, and records its calls."""
 
     def __init__(self, refused: Sequence[Delivery] = ()) -> None:
@@ -71,14 +71,14 @@ async def test_which_changes_are_written_and_what_each_is_answered(
     engine: Double, events: str, refused: dict[str, Answer], answers: list[Answer], written: list[list[str]]
 ) -> None:
     """Each event is the document's id, its title or a dash where it is deleted, and perhaps a key."""
-    batch, told, left = [], Told(), {}
+    batch, recorder, left = [], Recorder(), {}
     for (id_, title, *key), answer in zip(events.split(), answers, strict=True):
         batch.append(event(id_, None if title == "-" else title, key=key[0] if key else KEYED))
         if answer == DONE:
             left[id_] = title
     engine.refused = refused
-    assert await sink(engine).send(batch, told) == answers
-    assert [told.answers.get(one.event_id, LEFT) for one in batch] == answers
+    assert await sink(engine).send(batch, recorder) == answers
+    assert [recorder.answers.get(one.event_id, LEFT) for one in batch] == answers
     assert engine.written() == written
     assert engine.titles() == {id_: title for id_, title in left.items() if title != "-"}
 
@@ -115,13 +115,13 @@ async def test_three_bad_ones_of_many_fail_alone(engine: Double) -> None:
 
 async def test_what_may_not_begin_is_left_with_all_that_follows(engine: Double) -> None:
     batch = [event("1", "a"), event("1", "b"), event("1", "c"), event("2", "d")]
-    told = Told(refused=[batch[1]])
-    assert await sink(engine).send(batch, told) == [Delivered(), Released(), Released(), Delivered()]
+    recorder = Recorder(refused=[batch[1]])
+    assert await sink(engine).send(batch, recorder) == [Delivered(), Released(), Released(), Delivered()]
     assert engine.written() == [["a", "d"]]
-    assert set(told.answers) == {batch[0].event_id, batch[3].event_id}
+    assert set(recorder.answers) == {batch[0].event_id, batch[3].event_id}
     engine.requests.clear()
     batch = [event("1", "a", key="k"), event("2", "b", key="k"), event("2", "c", key="other")]
-    assert await sink(engine).send(batch, Told(refused=[batch[0]])) == [Released()] * 3
+    assert await sink(engine).send(batch, Recorder(refused=[batch[0]])) == [Released()] * 3
     assert engine.requests == []
 
 
@@ -278,12 +278,12 @@ def test_whatever_the_batch_the_index_is_what_the_delivered_ones_left(
             engine.refused[f"t{n}"] = failures[kind]
         if kind == "stop":
             stopped.append(batch[-1])
-    told = Told(refused=stopped)
+    recorder = Recorder(refused=stopped)
     one = sink(engine, options={"actions": {"*.viewed": "ignore"}})
-    answers = asyncio.run(one.send(batch, told))
+    answers = asyncio.run(one.send(batch, recorder))
 
     assert len(answers) == len(batch)
-    assert all(answers[at] == told.answers.get(one.event_id, Released()) for at, one in enumerate(batch))
+    assert all(answers[at] == recorder.answers.get(one.event_id, Released()) for at, one in enumerate(batch))
     by_key: dict[str, list[Answer]] = {}
     left: dict[str, dict[str, str]] = {"documents": {}, BUILDING: {}}
     for delivery, answer, (id_, key, kind, building) in zip(batch, answers, given_events, strict=True):

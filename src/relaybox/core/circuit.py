@@ -37,7 +37,7 @@ class Circuit:
         self._failures: OrderedDict[UUID, tuple[int, int]] = OrderedDict()
         self._trips = 0
         self.failed_last: UUID | None = None
-        """The last event that found it unavailable. A probe prefers another event."""
+        """The last event that found the destination unavailable. A probe prefers another event."""
 
     def acknowledge(self, event_id: UUID) -> None:
         """Record that the destination took an event."""

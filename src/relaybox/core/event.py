@@ -71,7 +71,7 @@ class Delivery(Struct, frozen=True, gc=False):
 
     @property
     def keyed(self) -> bool:
-        """True if it was emitted with an idempotency key of its own."""
+        """True if the event was emitted with an idempotency key of its own."""
         return self.idempotency_key != str(self.event_id)
 
     @property
@@ -81,7 +81,7 @@ class Delivery(Struct, frozen=True, gc=False):
 
     @property
     def exhausted(self) -> bool:
-        """True if it was claimed only to be failed: its relay died in every attempt."""
+        """True if the row was claimed only to be failed: its relay died in every attempt."""
         return self.attempts > self.max_attempts
 
 

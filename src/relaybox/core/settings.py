@@ -141,7 +141,7 @@ class Destination:
 
     @cached_property
     def handed_over(self) -> bool:
-        """True if no relay sends to it: Debezium reads its rows from the database's log."""
+        """True if no relay sends to this destination: Debezium reads its rows from the database's log."""
         return self.scheme == "debezium"
 
     @property
@@ -200,7 +200,7 @@ class Destination:
 
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:
-        """Build it from a ``[destinations.NAME]`` table."""
+        """Build a destination from a ``[destinations.NAME]`` table."""
         where = f"destination {shorten(name)}"
         known = (item.name for item in fields(cls) if item.name != "name")
         settings = known_only(mapping, known, where, dict.fromkeys(("url", "endpoint"), _MEANT % "sink"))
@@ -234,7 +234,7 @@ class Route:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> Self:
-        """Build it from a ``[[routes]]`` table."""
+        """Build a route from a ``[[routes]]`` table."""
         fixes = dict.fromkeys(("event", "match", "pattern"), _MEANT % "events")
         return cls(**known_only(mapping, (item.name for item in fields(cls)), "a route", fixes))
 
@@ -345,7 +345,7 @@ def _check_exists(setting: str, name: str, known: Collection[str]) -> None:
 def _check_dead_letter(
     name: str, dead_letter: str, following: Mapping[str, str | None], handed_over: Collection[str]
 ) -> None:
-    """Raise if it cannot take what fails; ``following`` maps each destination to its dead letter."""
+    """Raise if the dead letter cannot take failed events; ``following`` maps destinations to dead letters."""
     setting = f"destination {name!r}: dead_letter"
     if dead_letter == name:
         raise wrong(setting, name, "name another destination, not itself")

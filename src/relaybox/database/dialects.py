@@ -57,7 +57,7 @@ class Dialect:
             for index in (_ID, _EVENT_ID, _LEASE_TOKEN):
                 values[index] = self.from_uuid(values[index])
         except (ValueError, TypeError, AttributeError):
-            raise Unreadable("its id or its event_id is no UUID") from None
+            raise Unreadable("its id or its event_id is not a UUID") from None
         if self.to_uuid(values[_ID]) != row[_ID]:
             raise Unreadable("its id is not written as 32 hexadecimal digits, by which it would be settled")
         values[_CREATED_AT] = self.from_time(values[_CREATED_AT])

@@ -12,7 +12,7 @@ from relaybox.database.migrations import DialectName, Outbox, quoted
 from relaybox.database.schema import MYSQL, Tables
 
 CHANGE = "SELECT, INSERT, UPDATE, DELETE"
-NO_ROLES = "-- SQLite has no roles: whoever may write the file may do everything."
+NO_ROLES = "-- SQLite has no roles: any process that may write the file may do everything."
 
 CREATE_ROLE = """DO $$ BEGIN
     CREATE ROLE {role} NOLOGIN;

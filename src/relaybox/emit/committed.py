@@ -53,7 +53,7 @@ class Blocks:
         return set()
 
 
-def told(
+def write_and_wake(
     writing: Steps[list[Emitted]],
     way: Channel,
     alone: bool,

@@ -17,7 +17,7 @@ from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.database.transactions import in_transaction
-from relaybox.emit.committed import Blocks, told
+from relaybox.emit.committed import Blocks, write_and_wake
 from relaybox.emit.row import Call, Emission, RowBuilder
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.wakes.wake import Caller
@@ -98,7 +98,7 @@ class Emitter:
             writing = in_transaction(writing)
         if self.caller is None:
             return writing
-        return told(writing, way, alone, self.caller, self._blocks, self._builder.handed_over)
+        return write_and_wake(writing, way, alone, self.caller, self._blocks, self._builder.handed_over)
 
     def _make_statements(self, driver: Driver) -> Statements:
         """Make the statements once for each driver; raise if the driver is for another database."""

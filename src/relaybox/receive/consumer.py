@@ -28,7 +28,7 @@ log = logging.getLogger("relaybox.consumer")
 
 Handler = TypeVar("Handler", bound=Callable[..., Any])
 Handlers: TypeAlias = list[Callable[[Event, Any], Any]]
-"""Functions of an event and of what ``transaction`` opened."""
+"""Functions that take an event and what ``transaction`` opened."""
 
 
 class Once(Protocol):

@@ -34,7 +34,7 @@ PATIENCE = 10.0
 
 ENDED = (
     "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
-    "to whoever began it, after the block"
+    "to the code that began it, after the block"
 )
 
 

@@ -1,6 +1,6 @@
-"""What one claim got, while it is in flight; and all that a lane has in flight.
+"""The deliveries that a lane has in flight, as one batch per claim.
 
-Rows are told apart by their position: a number, which is cheaper to look up than an id.
+A row is identified by its position: looking up a number is cheaper than looking up an id.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from relaybox.core.event import Delivery
 
 LIGHT = 512
-"""Bytes a row up to which a batch counts whole until it is settled: subtracting each row costs too much."""
+"""Bytes per row. A lighter batch counts in full until all of it is settled: subtracting each row is slow."""
 
 
 class Batch:
     """The deliveries of one claim until each is settled.
 
-    ``until`` is the moment, by the relay's own clock, up to which their leases hold for certain; those of
-    some may be ``behind``, because they could not be extended with the others: their own, by position.
+    By the relay's own clock, their leases hold until ``until`` for certain. ``behind`` has an earlier end,
+    by position, for each delivery whose lease could not be extended with the others.
     """
 
     def __init__(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> None:
@@ -33,28 +33,28 @@ class Batch:
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
         self.began: float
-        """When it was claimed, by the relay's own clock."""
+        """When the batch was claimed, by the relay's own clock."""
         self.sending: asyncio.Task[None]
-        """Ends when each is answered."""
+        """The task that sends the batch. It ends when every delivery has an answer."""
         self.done = asyncio.Event()
         self._of_keys: defaultdict[str | None, list[Delivery]] | None = None
-        """The deliveries of each key, once one of them did not arrive."""
+        """The deliveries of each key; built when the first of them does not arrive."""
         self.bytes = size(deliveries)
         self.heavy = self.bytes > LIGHT * len(deliveries)
 
     def ends_before(self, moment: float) -> bool:
-        """Whether one of its leases does."""
+        """True if a lease of this batch ends before that moment."""
         return min((self.until, *self.behind.values())) < moment
 
     def extend(self, until: float, except_for: Collection[int]) -> None:
-        """Its leases hold up to then, except for those of some positions."""
+        """Record that the leases hold until then, except those of some positions."""
         self.behind = {position: self.behind.get(position, self.until) for position in except_for}
         self.until = until
 
     def after(self, delivery: Delivery) -> list[Delivery]:
-        """Return what is behind a delivery in its key and neither answered nor lost.
+        """Return the deliveries behind this one in its key that are neither answered nor lost.
 
-        Once for each key: a sink may report many of them, one after the other.
+        Later calls for the same key return nothing: a sink may report many of its deliveries in a row.
         """
         if self._of_keys is None:
             self._of_keys = defaultdict(list)
@@ -69,21 +69,21 @@ class Batch:
         ]
 
     def unanswered(self) -> list[Delivery]:
-        """What is neither answered nor lost."""
+        """Return the deliveries that are neither answered nor lost."""
         return [delivery for at, delivery in self.unsettled.items() if at not in self.answered]
 
     def unbegun(self) -> list[Delivery]:
-        """What was not sent."""
+        """Return the deliveries that were not sent."""
         return [delivery for delivery in self.unanswered() if delivery.position not in self.begun]
 
 
 def size(deliveries: Iterable[Delivery]) -> int:
-    """Payloads and headers, in bytes or, of texts, in characters."""
+    """Return the size of all payloads and headers: bytes of binary data, characters of text."""
     return sum([len(d.payload or d.payload_data or "") + len(d.headers) for d in deliveries])
 
 
 class InFlight:
-    """The batches of a lane, and what they amount to."""
+    """The batches that a lane has in flight, with their totals."""
 
     def __init__(self, changed: Callable[[], None]) -> None:
         self._batches: list[Batch] = []
@@ -91,18 +91,18 @@ class InFlight:
         self._changed = changed
 
     def add(self, batch: Batch) -> None:
-        """Take it in. What another batch still held of it was lost to this claim."""
+        """Add a batch, and drop its rows from older batches: their leases were lost to this claim."""
         self.drop([self._of[at].unsettled[at] for at in self._of.keys() & batch.unsettled.keys()])
         self._batches.append(batch)
         self._of.update(dict.fromkeys(batch.unsettled, batch))
 
     def drop(self, deliveries: Iterable[Delivery]) -> None:
-        """They are settled, or somebody else's by now. A row may be in flight again under another lease."""
+        """Remove deliveries that are settled or lost, unless the row is in flight under another lease."""
         before = len(self._of)
         for delivery in deliveries:
             position, token = delivery.position, delivery.lease_token
             batch = self._of.get(position)
-            # To compare ids takes long, and nearly always they are the same one.
+            # Comparing ids is slow, and nearly always both are the same object.
             if batch is None or (batch.token is not token and batch.token != token):
                 continue
             del self._of[position]
@@ -116,7 +116,7 @@ class InFlight:
             self._changed()
 
     def unbegun(self) -> list[Delivery]:
-        """What was not sent."""
+        """Return the deliveries that were not sent."""
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
 
     def sending(self) -> int:
@@ -124,15 +124,15 @@ class InFlight:
         return sum(len((batch.begun - batch.answered) & batch.unsettled.keys()) for batch in self._batches)
 
     def behind(self, since: float) -> list[Delivery]:
-        """Return what has waited ``since`` then, or longer, behind one of its key that is being sent.
+        """Return deliveries that have waited at least since ``since`` behind one of their key being sent.
 
-        Nothing, where the first of a key has to wait as well: for a place, or for the rate limit.
+        Return nothing if the first of any key waits too: for a free place, or for the rate limit.
         """
         if not self._batches or self._batches[0].began > since:
             return []
         keys: set[str | None] = set()
         behind = []
-        # Suspects wait for others of their kind.
+        # Suspects are left out: they wait for other suspects.
         for batch in [batch for batch in self._batches if not batch.deliveries[0].suspect]:
             for delivery in batch.unanswered():
                 begun, key = delivery.position in batch.begun, delivery.ordering_key
@@ -145,7 +145,7 @@ class InFlight:
         return behind
 
     def forget(self) -> None:
-        """Leave everything to whoever claims it next."""
+        """Drop all batches without settling them. Relays claim the rows again when the leases expire."""
         for batch in self._batches:
             batch.done.set()
         self._batches.clear()
@@ -159,5 +159,5 @@ class InFlight:
 
     @property
     def bytes(self) -> int:
-        """The size of what is unsettled."""
+        """Return the size of all unsettled deliveries."""
         return sum(batch.bytes for batch in self._batches)

@@ -1,4 +1,4 @@
-"""A destination's circuit, written by the first relay that changes it; when to probe it, and with what."""
+"""Open, probe and close a destination's circuit. The first relay that changes it writes the change."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from relaybox.stores.store import Held
 
 
 class Breaker:
-    """Writes what becomes of one destination's circuit. A database that is away leaves it as it was."""
+    """Writes the changes of one destination's circuit. If the database is away, nothing changes."""
 
     def __init__(self, name: str, shared: Shared, circuit: Circuit) -> None:
         self._name = name
@@ -26,20 +26,20 @@ class Breaker:
         self._circuit = circuit
 
     async def open(self, opening: Opening, *, probed: bool = False) -> None:
-        """Open it, or pause the destination, and tell."""
+        """Open the circuit, or pause the destination, and report the change."""
         state = "paused" if opening.gone else "open"
         await self._change("open the circuit", partial(self._open, opening, probed), state, opening.reason)
 
     async def close(self) -> None:
-        """The probe got through."""
+        """Close the circuit after a probe that succeeded."""
         await self._change("close the circuit", partial(self._store.close_circuit, self._name), "closed")
 
     async def may_probe(self, seconds: float) -> bool:
-        """Whether this relay is the one that probes; it has so many seconds for it."""
+        """True if this relay may probe; it has ``seconds`` to do so."""
         return await self._change("probe", partial(self._store.probe, self._name, seconds), "half_open")
 
     async def put_back(self, reason: str) -> None:
-        """The probe was not made: another may be, at once."""
+        """Open the circuit again without a pause: the probe was not sent, so another may be sent at once."""
         try:
             await self._store.open_circuit(self._name, 0.0, reason, probed=True)
         except StoreError as error:
@@ -48,7 +48,7 @@ class Breaker:
     async def _change(
         self, doing: str, change: Callable[[], Awaitable[bool]], state: str, reason: str = ""
     ) -> bool:
-        """Write a change, and tell if this relay was the one to make it."""
+        """Write a change; return True and report it if this relay made it."""
         reached("change circuit")
         try:
             changed = await change()
@@ -70,12 +70,15 @@ class Breaker:
 
 
 def probe_is_due(held: Held) -> bool:
-    """Whether the time of a circuit is over."""
+    """True if the pause of an open circuit is over."""
     return held.why != "paused" and held.seconds is not None and held.seconds <= 0
 
 
 def choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
-    """One to probe with: the first of its key, and the least suspicious; in shadow if all are."""
+    """Return the delivery to probe with: the first of its key, and of these the one least likely to fail.
+
+    Return one in shadow only if all are in shadow.
+    """
 
     def suspicion(delivery: Delivery) -> tuple[bool, bool, int, int]:
         event_id = delivery.event_id

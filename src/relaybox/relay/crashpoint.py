@@ -1,6 +1,6 @@
-"""Named crash points: moments of a relay's work at which a test lets the process die.
+"""Named crash points: moments of a relay's work at which a test kills the process.
 
-Each is right before or after something that others can see. Outside tests one costs a function call.
+Each is right before or after an effect that other processes can see. Outside tests it costs a function call.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ _watcher: Callable[[CrashPoint], None] | None = None
 
 
 def reached(point: CrashPoint) -> None:
-    """The work is at this point."""
+    """Call the watcher, if there is one, with the point that the work has reached."""
     if _watcher is not None:
         _watcher(point)
 
 
 def watch(watcher: Callable[[CrashPoint], None] | None) -> None:
-    """Have ``watcher`` called at every point from now on; None: nobody."""
+    """Call ``watcher`` at every point from now on; None removes it."""
     global _watcher
     _watcher = watcher

@@ -1,4 +1,4 @@
-"""From what a sink answered to what becomes of the row: the failure policy, in one place."""
+"""The failure policy: turn a sink's answer into the outcome of a delivery."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from relaybox.core.settings import Destination
 from relaybox.sinks.sink import Answer
 
 LONGEST_AFTER = 3600.0
-"""No destination can ask to be left alone for longer than this."""
+"""Seconds: a destination that asks for a longer pause gets this one."""
 
 SHORTEST_WAIT = 0.25
-"""Seconds: what does not count could otherwise go on without a pause and without an end."""
+"""Seconds before the next try if this one does not count: such tries could go on forever without a pause."""
 
 
 FORGIVEN_STOPS = 2
@@ -40,16 +40,16 @@ FORGIVEN_STOPS = 2
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The circuit is to be opened; ``gone``: the destination is to be paused instead."""
+    """A request to open the circuit, or to pause the destination if it is ``gone``."""
 
     reason: str
     asked: float | None = None
-    """For how many seconds the destination asked to be left alone."""
+    """The seconds for which the destination asked for a pause."""
     gone: bool = False
 
 
 class Policy:
-    """What becomes of one destination's deliveries, by its settings and by what its lane has seen."""
+    """Decides the outcomes of one destination's deliveries, from its settings and the lane's circuit."""
 
     def __init__(self, destination: Destination, circuit: Circuit, random: Callable[[], float]) -> None:
         self._destination = destination
@@ -65,13 +65,16 @@ class Policy:
     def decide(
         self, answer: Answer, delivery: Delivery, *, probing: bool = False
     ) -> tuple[Outcome, Opening | None]:
-        """What becomes of a delivery that was answered so, and of its circuit (``probing``: half-open)."""
+        """Return the outcome of a delivery with this answer, and how to open the circuit, if at all.
+
+        ``probing``: the circuit is half-open.
+        """
         match answer:
             case Delivered():
                 self._circuit.acknowledge(delivery.event_id)
                 if self._keeps or not delivery.keyed:
                     return self._delivered, None
-                # In spite of ``retention = 0``: pruning notes at its key when it was final.
+                # Keep the row in spite of ``retention = 0``: pruning notes at its key when it was final.
                 return Delivered(), None
             case Released():
                 return answer, None
@@ -89,7 +92,10 @@ class Policy:
         return self._retry(Retry(f"the sink answered {answer!r}"[:200]), delivery), None
 
     def _interrupted(self, answer: Interrupted, delivery: Delivery) -> Outcome:
-        """Forgive the first stops in a row. A function that no relay ever waits out would run without end."""
+        """Count no attempt for the first stops in a row.
+
+        Later stops count; otherwise a function that outlasts every relay's patience would run endlessly.
+        """
         counts = delivery.crashes >= FORGIVEN_STOPS
         if counts and delivery.attempts >= delivery.max_attempts:
             return Failed(answer.reason)
@@ -106,19 +112,19 @@ class Policy:
         self, answer: Unavailable, delivery: Delivery, probing: bool
     ) -> tuple[Outcome, Opening | None]:
         trouble = self._circuit.fail(delivery.event_id)
-        # Where nobody listens, or whoever comes is turned away, the event cannot be the reason.
+        # If the destination is unreachable, throttles or is gone, the event is not the cause.
         blameless = isinstance(answer, Unreachable | Throttled | Gone)
         if trouble.poison and not blameless:
             return self._retry(answer, delivery), None
         reason, asked = _reason(answer, "unavailable"), seconds_asked(answer)
-        # After the outage nobody should have to wait for longer than a circuit stays open; where nobody
-        # listens, whom the backoff is to spare, the circuit's own pace will do.
+        # After an outage, no event waits longer than a circuit stays open. If the destination is
+        # unreachable, the backoff has nothing to protect, so wait only for the circuit's interval.
         longest = LONGEST_PAUSE if not isinstance(answer, Unreachable) else self._circuit.pace(trouble.times)
         backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), longest)
         after = max(backoff if asked is None else asked, SHORTEST_WAIT)
         if probing and trouble.times > 1 and not blameless:
-            # The next probe is another's. Else what is behind this one in its key, and first in the line of
-            # all, would bring the same one forth for ever.
+            # Delay it past the next probe, so that another event is probed. Otherwise the next row of its
+            # key, which is the first row due, would bring this event to every probe.
             after = max(after, 2 * self._circuit.next_pause(asked) + self._destination.poll_interval)
         outcome = Retried(after, reason, counts=False)
         if isinstance(answer, Gone):
@@ -130,7 +136,7 @@ class Policy:
 
 
 def seconds_asked(answer: Retry | Unavailable) -> float | None:
-    """What ``after`` says, clamped; a handler may have written anything there."""
+    """Return ``after`` in seconds, clamped; None if it is missing or invalid: a handler may set anything."""
     after = answer.after
     try:
         seconds = after.total_seconds() if isinstance(after, timedelta) else float(after)  # type: ignore[arg-type]

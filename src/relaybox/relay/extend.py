@@ -1,4 +1,4 @@
-"""Beside the steps: leases of what is in flight are held, while more than half of them is left."""
+"""Extend the leases of deliveries in flight, in a task beside the lane's steps."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from relaybox.relay.crashpoint import reached
 from relaybox.relay.shared import Shared
 
 LOOKS = 6
-"""A lease. At least two thirds are left when a delivery begins: by default more than its timeout, in case it
-blocks the thread and with it the next extension."""
+"""Times per lease that the extender looks. So at least two thirds of a lease are left when a send begins: by
+default more than the timeout, in case the send blocks the thread and with it the next extension."""
 
 
 class Extender:
-    """Extends the leases of one lane that it saw before; it looks several times a lease."""
+    """Extends the leases of one lane; it looks several times per lease."""
 
     def __init__(self, destination: Destination, shared: Shared, in_flight: InFlight) -> None:
         self._name = destination.name
@@ -34,7 +34,7 @@ class Extender:
                 await self._clock.sleep(self._lease / 20)
 
     async def _extend(self) -> bool:
-        """Extend what needs it; whether all of it was extended."""
+        """Extend leases that end soon; True if none has to be tried again."""
         now, locked = self._clock.now(), frozenset[UUID]()
         soon = now + self._lease * (1 - 1 / LOOKS)
         batches = [batch for batch in self._in_flight if batch.ends_before(soon)]
@@ -50,7 +50,7 @@ class Extender:
             self._observer.trouble(self._name, "extend leases", error)
             return False
         reached("extended")
-        # What was answered meanwhile is no longer leased because it is settled, or its settle will tell.
+        # Deliveries that were answered meanwhile are either settled, or their settle reports a lost lease.
         unanswered = [delivery for batch in batches for delivery in batch.unanswered()]
         behind = {delivery.position for delivery in unanswered if delivery.id in locked}
         for batch in batches:

@@ -1,8 +1,8 @@
 """One destination's lane: claim → prepare → send → decide → settle, each step overlapping the others.
 
-The next batch is claimed while earlier ones are being sent; each answer is decided on as it comes, and
-settled with all that gathered since the last settle. A delivery that must not begin any more (its lease is
-nearly over or was lost, the circuit opened, the relay stops) is given back untried.
+The lane claims the next batch while it sends earlier ones. It decides on each answer at once, and settles it
+together with all others since the last settle. A delivery that must not begin (its lease is nearly over or
+lost, the circuit opened, the relay stops) is given back untried.
 """
 
 from __future__ import annotations
@@ -36,31 +36,31 @@ from relaybox.sinks.sink import Answer, Sink, being_cancelled, describe
 from relaybox.stores.store import Claim, DeadLetter, Held, Settlement, Want, used_up
 
 SHORTEST_POLL = 0.01
-SHORTEST_POLL_WHEN_TOLD = 0.25
-"""Where a wake tells of most events, polling only finds those that nobody told of."""
+SHORTEST_POLL_WITH_WAKE = 0.25
+"""Seconds. If wake-ups work, polling only has to find events without one."""
 LEASE_LEFT_TO_BEGIN = 0.1
-"""The part of its lease that a delivery must have left when its send begins."""
+"""The part of the lease that must be left when a send begins."""
 LONG_RUN = 10
-"""Rows of one key that are claimed together where there are many keys: each key costs a claim something."""
+"""Rows of one key that a claim takes together if there are many keys: each key adds to its cost."""
 LOOK_AT_ALL = 0.5
-"""Seconds after which a claim also looks where claims before it have found all they could get."""
+"""Seconds between claims that look at all due rows, not only at those due since the last claim."""
 LATE_COMMITS = timedelta(seconds=10)
-"""Events that are committed no longer after they were emitted are found at once."""
+"""A claim finds events at once if they are committed within this time after ``emit``."""
 EARLIEST = datetime(1970, 1, 1, tzinfo=UTC)
-"""A row that was edited by hand may be older than can be reckoned with."""
+"""Earlier times count as this one: a row edited by hand may have a time too early to subtract from."""
 PATIENCE_FOR_ROOM = 0.25
-"""Seconds that rows may wait behind one of their key that is being sent, where no claim has room."""
+"""Seconds that rows may wait behind a running send of their key while no claim has room."""
 PATIENCE_FOR_A_SETTLE = 1.0
-"""Seconds that a lane waits for the outcome of one batch to be written."""
+"""Seconds that a lane waits until the outcomes of one batch are written."""
 PROBE_MARGIN = 10.0
 """Seconds that a probe may take beyond the destination's timeout before another relay makes one."""
 
 PATIENCE_TO_SETTLE = 10.0
-"""Seconds that a relay which stops waits for the database to take its last outcomes."""
+"""Seconds that a stopping relay waits until the database has taken its last outcomes."""
 
 
 class Lane:
-    """Moves one destination's deliveries, or ``only`` some of them, until it is stopped."""
+    """Moves one destination's deliveries, or ``only`` those with some ids, until it is stopped."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Lane:
         self._turn = Turn(destination, shared, self._halted)
         self._room = asyncio.Event()
         self._looking = asyncio.Lock()
-        """Held while the lane looks for suspects: a stop waits for the claim that is under way."""
+        """Held while the lane looks for suspects. A stop waits for it, and so cancels no running claim."""
         self._tasks: asyncio.TaskGroup
         self._closing_down: asyncio.Task[None] | None = None
         self._answered = 0
@@ -103,14 +103,14 @@ class Lane:
         self._idle_for = SHORTEST_POLL
         self._longest_rest = destination.poll_interval
         self._expects = False
-        """Whether the next claim will most likely get something."""
+        """True if the next claim will most likely get something."""
         self._since: datetime | None = None
-        """From where on there is most likely something."""
+        """The time since which due rows are likely; None if unknown."""
         self._looked_at_all = -math.inf
         self._raises = False
         self._refused = False
         self._returning: frozenset[tuple[int, UUID]] = frozenset()
-        """What is being given back because others have every place."""
+        """Position and token of deliveries that are being given back, and so must not begin."""
         self._stop = asyncio.Event()
 
     @property
@@ -118,14 +118,14 @@ class Lane:
         return self._stop.is_set()
 
     def stop(self) -> None:
-        """Claim and begin nothing more; ``run`` returns when what is being sent is settled."""
+        """Claim and begin nothing more; ``run`` returns when the running sends are settled."""
         self._stop.set()
         self._halted.set()
         self._room.set()
         self._shared.wake.wake(self.name)
 
     async def run(self, patience: float) -> None:
-        """Claim and deliver until stopped; then wait ``patience`` seconds for what is being sent."""
+        """Claim and deliver until stopped; then wait up to ``patience`` seconds for running sends."""
         while not self._stopping:
             try:
                 async with self._beside(patience, self._examine_now_and_then(), self._keep_to_share()):
@@ -133,19 +133,19 @@ class Lane:
                         if not await self._round():
                             await self._rest()
             except Exception as error:
-                # A defect of ours, or of a sink: what was held runs out, and the others do not notice.
+                # A bug here or in a sink: leave the deliveries to their leases. Other lanes go on.
                 self._observer.trouble(self.name, "run", error)
                 self._in_flight.forget()
                 self._resume()
                 await self._clock.sleep(self._pause())
 
     async def drain(self, since: datetime, patience: float) -> bool:
-        """Deliver what is due, then return; what was emitted after ``since`` does not keep it going.
+        """Deliver what is due and return True. Events emitted after ``since`` do not keep it going.
 
-        False: it was stopped before that; ``patience`` is what it then had for what was being sent.
+        Return False if stopped before that; it then waits up to ``patience`` seconds for running sends.
         """
         self._raises = True
-        # Beside the rest: a function that outlasts every drain would keep suspects waiting forever.
+        # Run it beside the claims: a function that outlasts every drain would make suspects wait forever.
         async with self._beside(patience, self._look_once()):
             while not self._stopping:
                 alone = not self._has_old(since)
@@ -161,13 +161,13 @@ class Lane:
             return not self._stopping
 
     def _has_old(self, since: datetime) -> bool:
-        """Whether something is in flight that was there before."""
+        """True if a delivery emitted before ``since`` is in flight."""
         return any(
             delivery.created_at <= since for batch in self._in_flight for delivery in batch.unsettled.values()
         )
 
     async def once(self, patience: float) -> int:
-        """One round: claim, send, settle; how many deliveries it was."""
+        """Run one round (claim, send, settle) and return the number of deliveries."""
         self._raises = True
         async with self._beside(patience):
             claim = await self._step()
@@ -179,7 +179,10 @@ class Lane:
 
     @asynccontextmanager
     async def _beside(self, patience: float, *others: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
-        """What runs beside the claims. A lane that is cancelled leaves its leases to run out."""
+        """Run the settler, the extender and ``others`` beside the block; finish if stopped.
+
+        If the lane is cancelled, its leases expire.
+        """
         async with asyncio.TaskGroup() as self._tasks:
             settles = self._settler.run(), self._settler.run_locked()
             works = (self._end(patience), *settles, self._extender.run(), *others)
@@ -191,7 +194,7 @@ class Lane:
                 except StoreError as error:
                     if not self._raises:
                         raise
-                    # What was sent is written first: the database may be there again.
+                    # First write the outcomes of what was sent: the database may be back.
                     refused = error
                     self.stop()
                 if self._stopping:
@@ -205,19 +208,19 @@ class Lane:
             raise refused
 
     async def _round(self) -> bool:
-        """One step; whether it is worth taking the next at once."""
+        """Take one step; return True if the next may follow at once."""
         rows, run = self._sizing.rows, self._sizing.run
         claim = await self._step()
         if claim.deliveries or claim.failed or claim.parked:
             self._idle_for = SHORTEST_POLL
         full = len(claim.deliveries) >= rows or 2 * size(claim.deliveries) > BYTES_A_CLAIM
         if self._destination.ordered:
-            # Where a run was cut off, its key may have filled the window.
+            # If a run was cut off, its key may have filled the window.
             full = full or longest_run(claim.deliveries) >= run
         return full or bool(claim.failed or claim.parked)
 
     async def _step(self) -> Claim:
-        """Claim once, when there is room, and begin to send."""
+        """Wait for room, claim once, and begin to send."""
         await self._until_there_is_room()
         if self._closing_down is not None:
             await self._closing_down
@@ -237,12 +240,12 @@ class Lane:
         return claim
 
     async def _claim_next(self) -> tuple[Claim, float]:
-        """Lease what is due since about the last claim; again and again, whatever is due."""
+        """Lease rows due since about the last claim; if there are none, and now and then, any due rows."""
         now, since = self._clock.now(), self._since
         if self._destination.ordered or now - self._looked_at_all > LOOK_AT_ALL:
             since = None
         explain = self._raises or not self._expects
-        # What does not fit is found by the second claim.
+        # If the rows are too large for this claim, the second one finds them.
         light = since is not None and self._sizing.light
         claim, until = await self._claim(
             self._sizing.rows, suspects=False, explain=explain, since=since, light=light
@@ -269,7 +272,7 @@ class Lane:
         since: datetime | None = None,
         light: bool = False,
     ) -> tuple[Claim, float]:
-        """Lease rows; until when the leases hold for certain."""
+        """Lease rows; return the claim, and the time until which its leases hold for certain."""
         destination = self._destination
         want = Want(
             self.name,
@@ -282,7 +285,7 @@ class Lane:
             probe=probe,
             suspects=suspects,
             only=self._only,
-            # A probe is to find one that is beyond suspicion.
+            # A probe looks at as many events as possible, to find one that is unlikely to fail.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
             run=None if probe else self._sizing.run,
             explain=explain,
@@ -304,13 +307,13 @@ class Lane:
         reached("claimed")
         self._refused = False
         self._longest_rest = destination.poll_interval
-        # A claim that passes the circuit tells nothing of it while there is nothing to try it with.
+        # An empty claim for a probe does not show whether the circuit is still open: do not report it.
         if not probe or claim.deliveries or claim.failed:
             self._observer.claimed(self.name, claim)
         return claim, until
 
     def _begin(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
-        """Send what was claimed, in a task of its own."""
+        """Start a task that sends the claimed deliveries."""
         batch = Batch(deliveries, until, probing=probing)
         batch.began = self._clock.now()
         self._in_flight.add(batch)
@@ -320,8 +323,10 @@ class Lane:
         return batch
 
     async def _let_it_begin(self) -> None:
-        """Call the destination before the lane goes on: the send begins in one turn of the loop, its first
-        delivery in the next. Not after a full claim: the next one goes first, for the database to work on.
+        """Let the send call the destination before the lane claims again.
+
+        The task starts in one turn of the loop, and its first delivery in the next. After a full claim the
+        lane claims at once instead, so that the database works meanwhile.
         """
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -352,10 +357,8 @@ class Lane:
             self._sizing.learn_run(deliveries, self._clock.now() - began)
 
     def _without_shadows(self, batch: Batch) -> Sequence[Delivery]:
-        """What is to be sent; what was emitted in shadow is delivered without, and tells nothing of the
-        destination.
-        """
-        # No call for each delivery: nearly always there is none.
+        """Return the deliveries to send; settle those in shadow unsent, without effect on the circuit."""
+        # Avoid a call for each delivery: nearly always none is in shadow.
         if not [1 for delivery in batch.deliveries if MARK in delivery.headers]:
             return batch.deliveries
         left = []
@@ -375,7 +378,7 @@ class Lane:
             self._settler.add(Settlement(delivery, outcome))
 
     def _without_known(self, batch: Batch, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """What is to be sent; what else is only settled: its outcome is known."""
+        """Return the deliveries to send; settle those with a known outcome."""
         if not self._settler.waits and not used_up(deliveries):
             return deliveries
         left = []
@@ -396,9 +399,9 @@ class Lane:
             self._observer.sent(self.name, sends)
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
-        """Whether a delivery may be sent now."""
+        """True if the delivery may be sent now."""
         position = delivery.position
-        # First: a sink may ask from another thread, while this one gives back what has not begun.
+        # Mark it first: a sink may ask in another thread, while this one gives back what has not begun.
         batch.begun.add(position)
         if (
             not self._halted.is_set()
@@ -412,7 +415,7 @@ class Lane:
         return False
 
     def answer(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
-        """Decide what becomes of a delivery, and have it settled."""
+        """Decide the outcome of an answered delivery, and queue it for the settle."""
         reached("answered")
         position = delivery.position
         if position in batch.answered:
@@ -423,7 +426,7 @@ class Lane:
             self._leave_rest(batch, delivery)
         if position not in batch.unsettled:
             return
-        # A function that a stop interrupted says nothing of its destination.
+        # An interrupted function says nothing about the destination.
         if not isinstance(answer, Released | Interrupted):
             batch.tried = True
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
@@ -436,11 +439,11 @@ class Lane:
             self._closing_down = self._tasks.create_task(self._close_down(opening))
 
     def _leave_rest(self, batch: Batch, delivery: Delivery) -> None:
-        """Give back what is behind a delivery of its key that did not arrive: its batch may take long."""
+        """Give back the deliveries behind a failed one of their key at once: the batch may take long."""
         for other in batch.after(delivery):
             if (other.position, batch.token) in self._returning:
                 continue
-            # First: a sink may ask from another thread whether it may begin.
+            # Mark it first: a sink may ask in another thread whether it may begin.
             batch.answered.add(other.position)
             if other.position in batch.begun:
                 batch.answered.discard(other.position)
@@ -448,9 +451,9 @@ class Lane:
                 self._settle_unsent(batch, other, Released())
 
     async def _close_down(self, opening: Opening) -> None:
-        """Tell all relays that the circuit is open; go on when nothing is being sent any more.
+        """Open the circuit for all relays; go on after the running sends.
 
-        A function that is over its time is not waited for: it may run for many times as long.
+        Wait no longer than the timeout: a function may run for many times as long.
         """
         await self._breaker.open(opening)
         await self._give_back_unbegun()
@@ -464,10 +467,10 @@ class Lane:
             self._halted.clear()
 
     async def _probe(self, held: Held) -> Claim:
-        """Send one delivery through a circuit whose time is over; its answer closes or opens it.
+        """Send one delivery through a circuit after its pause; the answer closes or opens the circuit.
 
-        The delivery is not the one that failed last, if there is another. Of the others it is the one that
-        failed least: what opened the circuit may be as many events, and these may be poison.
+        Choose the delivery that failed least, and the one that failed last only if there is no other. The
+        circuit may have been opened by several events, and these may be poison.
         """
         claim, until = await self._claim(THRESHOLD + 1, probe=True, suspects=False)
         if not claim.deliveries and not claim.parked:
@@ -489,7 +492,7 @@ class Lane:
         return Claim((chosen,))
 
     async def _deliver_shadows(self, deliveries: Sequence[Delivery], until: float) -> Claim:
-        """They need no destination, and cannot tell whether it is back."""
+        """Deliver those in shadow. They are not sent, so they cannot show whether the destination is back."""
         shadows = [delivery for delivery in deliveries if is_shadow(delivery.headers)]
         await self._release([delivery for delivery in deliveries if delivery not in shadows])
         await self._until_done(self._begin(shadows, until))
@@ -498,7 +501,7 @@ class Lane:
     async def _send_probe(self, delivery: Delivery, until: float, reason: str) -> None:
         batch = self._begin([delivery], until, probing=True)
         await self._until_done(batch)
-        # An answer that comes later is one like any other.
+        # An answer that comes later has no effect on the probe.
         batch.probing = False
         if not batch.tried:
             await self._breaker.put_back(reason)
@@ -509,7 +512,7 @@ class Lane:
         self._resume()
 
     async def _keep_to_share(self) -> None:
-        """As relays come and go, also while nothing is claimed."""
+        """Follow this relay's share as relays come and go, even while nothing is claimed."""
         while True:
             self._observer.overdue(self.name, getattr(self._sink, "overdue", 0))
             share = self._shared.share(self.name, self._destination.concurrency)
@@ -519,14 +522,14 @@ class Lane:
             await self._clock.sleep(1.0)
 
     async def _stand_back(self) -> None:
-        """The others have every place: let them have what has not begun here, or it would wait for ever."""
+        """Give back what has not begun: without a share it would wait here forever."""
         await self._give_back(self._in_flight.unbegun())
 
     async def _give_back(self, deliveries: Sequence[Delivery]) -> bool:
         marked = frozenset((d.position, d.lease_token) for d in deliveries) - self._returning
         self._returning |= marked
         try:
-            # Looked at once more: one may have begun, in another thread, before it was marked.
+            # Look again: one may have begun in another thread before it was marked.
             left = [d for d in self._in_flight.unbegun() if (d.position, d.lease_token) in marked]
             released = await self._release(left)
             self._in_flight.drop(released)
@@ -536,7 +539,7 @@ class Lane:
             self._returning -= marked
 
     def _settle_unreleased(self, deliveries: Sequence[Delivery]) -> None:
-        """Settle what could not be given back. It must not begin: perhaps only the answer was lost."""
+        """Settle what could not be given back. It must not begin: the release may have been committed."""
         left = {(delivery.position, delivery.lease_token) for delivery in deliveries}
         for batch in self._in_flight:
             # Not ``unbegun``: a sink that asks from another thread shortly counts as begun.
@@ -545,28 +548,28 @@ class Lane:
                     self._settle_unsent(batch, delivery, Released())
 
     async def _examine_now_and_then(self) -> None:
-        """Look for suspects when the lane begins, and then often enough that none waits for long."""
+        """Look for suspects when the lane starts, and then so often that none waits for long."""
         often = max(self._destination.poll_interval, self._destination.lease / 10)
         while True:
             await self._look()
             has_share = self._shared.share(self.name, self._destination.concurrency)
-            await self._clock.sleep(often if has_share else SHORTEST_POLL_WHEN_TOLD)
+            await self._clock.sleep(often if has_share else SHORTEST_POLL_WITH_WAKE)
 
     async def _look_once(self) -> None:
-        # The drain's own claim meets the same trouble, and raises.
+        # Ignore the error: the drain's own claim meets and raises it.
         with suppress(StoreError):
             await self._look()
 
     async def _look(self) -> bool:
-        # Another look may have moved rows after the caller's claim found none.
+        # True after a concurrent look too: it may have moved rows after the caller's claim found none.
         other = self._looking.locked()
         async with self._looking:
             return await self._examine() or other
 
     async def _examine(self) -> bool:
-        """Send the suspects that stand first in line, a group after the other, while other batches go on.
+        """Send the suspects that are first in line, one group after another, while other batches go on.
 
-        Whether there was one, or may be another.
+        Return True if there was one, or if there may be more rows now.
         """
         found, suspect = False, True
         while suspect:
@@ -587,7 +590,7 @@ class Lane:
         return found
 
     async def _release(self, deliveries: Sequence[Delivery]) -> Sequence[Delivery]:
-        """Give back what was not tried, and return it; the leases of the rest run out."""
+        """Give back untried deliveries. Return those given back; the leases of the others expire."""
         if not deliveries:
             return ()
         reached("release")
@@ -603,21 +606,21 @@ class Lane:
         return deliveries
 
     async def _end(self, patience: float) -> None:
-        """When asked to stop: the round that is under way may itself wait for what is being sent."""
+        """Wait for the stop, and give back what has not begun, even while a round waits for running sends."""
         await self._stop.wait()
         await self._give_back_unbegun()
         await self._give_up(patience)
 
     async def _give_back_unbegun(self) -> None:
-        """Nothing more is begun: another relay may have what was not."""
+        """Give back what has not begun, so that another relay can take it."""
         left = self._in_flight.unbegun()
         self._in_flight.drop(left)
         await self._release(left)
 
     async def _give_up(self, patience: float) -> None:
-        """Wait for what is being sent, and give the rest back."""
+        """Wait for running sends, and give the rest back."""
         if self._sends:
-            # Whatever is still in a send without having begun waits for a place, and may do so for long.
+            # A send in which nothing has begun waits for a free place, possibly for long.
             under_way = any(batch.unanswered() for batch in self._in_flight)
             _, late = await asyncio.wait(self._sends, timeout=patience if under_way else 0.0)
             for task in late:
@@ -628,21 +631,21 @@ class Lane:
         self._in_flight.drop(left)
 
     async def _finish(self, patience: float) -> None:
-        """What the last round and the last look still began is given back; what was answered is settled."""
+        """Give back what the last round and look began; settle what was answered."""
         async with self._looking:
-            # Cancelled in the midst of a claim, it would leave rows leased to nobody.
+            # The lock waits for a look to end: a claim that is cancelled would leave rows leased by no one.
             await self._give_up(patience)
-        # A database that is away now is not waited for.
+        # Do not wait for a database that is away.
         with suppress(TimeoutError):
             async with asyncio.timeout(PATIENCE_TO_SETTLE):
                 while any(batch.answered & batch.unsettled.keys() for batch in self._in_flight):
                     await self._until_changed()
 
     async def _rest(self) -> None:
-        """Sleep until woken, for longer each time that nothing is found."""
+        """Sleep until woken; sleep longer each time that nothing was found."""
         seconds = self._idle_for
         if self._shared.wake.alive:
-            seconds = max(seconds, SHORTEST_POLL_WHEN_TOLD)
+            seconds = max(seconds, SHORTEST_POLL_WITH_WAKE)
         seconds = min(seconds, self._longest_rest)
         self._idle_for = 2 * seconds
         if await self._shared.wake.wait(self.name, seconds):
@@ -663,12 +666,12 @@ class Lane:
             return True
         if not self._sizing.narrow:
             return False
-        # What is being sent has its place: where claims are small, it would take the room of all others.
+        # Do not count running sends: if claims are small, the sends alone would fill the room.
         sending = min(self._in_flight.sending(), self._destination.concurrency)
         return self._sizing.has_room(rows, held - sending, size)
 
     async def _make_room(self) -> bool:
-        """Give back what waits behind a slow event of its key; False: nothing was given back."""
+        """Give back what waits behind a slow event of its key; return False if nothing was given back."""
         behind = self._in_flight.behind(self._clock.now() - PATIENCE_FOR_ROOM)
         if not behind:
             return False
@@ -678,13 +681,13 @@ class Lane:
     def _changed(self) -> None:
         self._room.set()
         if self._refused:
-            # The database, which refused, is there again.
+            # The database refused a claim but is back: claim again now.
             self._shared.wake.wake(self.name)
 
     async def _until_done(self, batch: Batch) -> None:
         """Wait until a batch is answered, and a moment for its settle.
 
-        A function may not return, and another session may have locked a row: nothing else waits for those.
+        The waits are limited: a function may never return, and another session may have locked a row.
         """
         await asyncio.wait([batch.sending], timeout=self._destination.timeout + PROBE_MARGIN)
         if not self._stopping:
@@ -693,7 +696,7 @@ class Lane:
                     await batch.done.wait()
 
     async def _until_empty(self) -> None:
-        """Until all is settled, or the lane is stopped."""
+        """Wait until all is settled, or the lane is stopped."""
         while len(self._in_flight) and not self._stopping:
             await self._until_changed()
 

@@ -1,6 +1,6 @@
-"""The contract of an observer: what a relay tells of its work, for logs, statistics, metrics and traces.
+"""The contract of an observer: what a relay reports for logs, statistics, metrics and traces.
 
-Observers are called in the relay's loop, between its steps: they return at once and do not raise.
+The relay calls observers in its event loop, between its steps. They must return at once and must not raise.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from relaybox.stores.store import Claim, Settlement
 
 
 class Sends(NamedTuple):
-    """Deliveries, answers, and when each began and ended by ``uptime``, the relay's clock; in columns."""
+    """Sends in columns: deliveries, answers, and when each began and ended by the clock ``uptime``."""
 
     deliveries: Sequence[Delivery]
     answers: Sequence[Answer]
@@ -24,34 +24,34 @@ class Sends(NamedTuple):
 
 
 class Observer:
-    """Hears of what a relay does. This one does nothing: a subclass writes what it cares for."""
+    """Receives reports of what a relay does. A subclass overrides the methods that it needs."""
 
     timed = False
-    """Whether it wants to hear of ``sent``: only then are sends timed."""
+    """True if it uses ``sent``: only then does the relay time sends."""
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """A claim got something, or failed a row on the spot."""
+        """Handle a claim. It may be empty."""
 
     def sent(self, destination: str, sends: Sends) -> None:
-        """These were tried and answered; it is told together, a moment later."""
+        """Handle sends that were answered. Several are reported together, a moment later."""
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Outcomes were written, but for those of ``lost`` leases."""
+        """Handle outcomes that were written, except those with a ``lost`` lease."""
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
-        """Leases were extended, but for those that were lost."""
+        """Handle an extension of leases. The ``lost`` ones could not be extended."""
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
-        """The circuit was opened, half-opened or closed, or the destination paused, by this relay."""
+        """Handle a change by this relay: it opened, half-opened or closed the circuit, or paused it."""
 
     def overdue(self, destination: str, count: int) -> None:
-        """So many plain functions are over their time and still running; it is said every second."""
+        """Handle the number of plain functions that still run after their timeout; called every second."""
 
     def canary(self, destination: str, seconds: float) -> None:
-        """The test event that proves the whole path was acknowledged so long after it was emitted."""
+        """Handle a test event that was acknowledged ``seconds`` after it was emitted."""
 
     def trouble(self, destination: str, doing: str, error: BaseException) -> None:
-        """The store or the sink failed at something; it is tried again."""
+        """Handle a failure of the store or the sink. The relay tries again."""
 
     def stopped(self) -> None:
-        """The relay is done: what it held is settled or given back, or was left to run out."""
+        """Handle the end of the relay. Its deliveries were settled or given back, or their leases run out."""

@@ -1,4 +1,4 @@
-"""The name of a relay, which says what process it is in: others see by it that the process has ended."""
+"""Name a relay after its process, so that other relays on the host can tell that the process has ended."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from relaybox.stores.upkeep import Member
 
 _version = functools.cache(version)
 _ours: set[str] = set()
-"""The relays of this process that were made and not closed."""
+"""The relays of this process that are not closed."""
 
 
 def this_process() -> Member:
-    """Name a relay of this process. No two have the same name, not even one after the other."""
+    """Return a new member for a relay of this process. Every call returns another name."""
     host, pid = socket.gethostname(), os.getpid()
     name = f"{host[:150]}:{pid}:{_namespace()}-{secrets.token_hex(4)}"
     _ours.add(name)
@@ -25,12 +25,12 @@ def this_process() -> Member:
 
 
 def forget(name: str) -> None:
-    """Take a relay that is closed for one that has ended."""
+    """Treat a closed relay of this process as ended."""
     _ours.discard(name)
 
 
 def died(name: str) -> bool:
-    """Say whether a relay of this name ran on this host, in a process that has ended."""
+    """True if the relay of this name ran on this host, in a process that has ended."""
     match = re.fullmatch(r"(.*):([0-9]+):([0-9a-f]*)-[0-9a-f]+", name, re.DOTALL)
     if match is None or (match[1], match[3]) != (socket.gethostname()[:150], _namespace()):
         return False
@@ -45,7 +45,7 @@ def died(name: str) -> bool:
 
 
 def _namespace() -> str:
-    """Return what tells two processes apart that have the same number in two containers."""
+    """Return the id of the PID namespace: two containers may have processes with the same number."""
     try:
         return f"{os.stat('/proc/self/ns/pid').st_ino:x}"
     except OSError:

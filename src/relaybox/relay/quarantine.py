@@ -1,19 +1,19 @@
-"""The suspects that a relay has in flight, and whose death counts.
+"""Decide which suspects may be in flight together, and for which one the death of the process counts.
 
-A suspect may be what kills the process, or may only have been in flight when something else did. Suspects of
-a lane are sent in groups, apart from all others: a group half as large with each death, until one is alone.
-Lanes do so side by side, so that none of them waits for another's destination.
+A suspect was in flight when the process died. It may have killed the process, or something else did. A lane
+sends its suspects in groups, apart from all other deliveries. With each death the group is half as large,
+until a suspect is alone. Lanes do so side by side, so that no lane waits for another's destination.
 
-A death counts towards ``max_attempts`` only where one suspect alone was in flight in the whole process. The
-database has to know that before the send begins (``Store.hold_alone``), and no longer when a second suspect
-is sent: the one that enters then waits a moment for the first, which mostly has its answer by then, and else
-takes the mark from it. So a slow innocent is never blamed for the killer of another lane.
+A death counts towards ``max_attempts`` only if one suspect alone was in flight in the whole process. The
+database has to know that before the send begins (``Store.hold_alone``), and must forget it before a second
+suspect is sent. So the second suspect waits a moment for the first, which then mostly has its answer. If not,
+the second removes its mark. A slow innocent is therefore never blamed for the killer of another lane.
 
-The killer is blamed in the end, also where other lanes have suspects in flight at each death. Lanes enter in
-another order in each life of the process, so of n lanes with suspects the killer's is the first in one life
-of n on average. It then has the moment for itself; one that takes longer to kill gets twice as long with each
-further death, up to ``LONGEST``. So a killer is failed after 6 + n * max_attempts deaths or so, and
-nobody ever waits for longer than ``LONGEST``.
+The killer is blamed in the end, even if other lanes have suspects in flight at each death. Lanes enter in a
+different order each time the process starts, so with n lanes the killer's is first in one start of n, on
+average. The killer then has that moment alone. If it takes longer to kill, it gets twice as long with each
+further death, up to ``LONGEST``. So a killer is failed after about 6 + n * max_attempts deaths, and no
+suspect ever waits longer than ``LONGEST``.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from relaybox.relay.observer import Observer
 from relaybox.stores.store import Store
 
 APART = 0.25
-"""Seconds over which lanes come apart that begin to look at their suspects."""
+"""Seconds over which the lanes spread the start of their first suspects."""
 PATIENCE = 0.5
-"""Seconds that a suspect has to itself, before it shares the blame with the next one."""
+"""Seconds that a suspect is alone in flight before the next one may enter."""
 DEATHS, LONGEST = 6, 32.0
-"""After so many deaths it has twice as long with each one, but never longer than this."""
+"""After ``DEATHS`` deaths, each further one doubles that time, up to ``LONGEST`` seconds."""
 
 
 class Quarantine:
-    """Lets the suspects of all lanes in, and tells the database whose death counts."""
+    """Lets the suspects of all lanes enter, and marks the one for which a death counts in the database."""
 
     def __init__(self, store: Store, clock: Clock, observer: Observer) -> None:
         self._store = store
         self._clock = clock
         self._observer = observer
         self._door = asyncio.Lock()
-        """Held while the database is asked, and for a moment; never while a destination is called."""
+        """Held while the database is asked and while a suspect has its time alone; never for a whole send."""
         self._inside: list[Batch] = []
         self._alone: Batch | None = None
         self._lanes: set[str] = set()
 
     async def enter(self, batch: Batch) -> None:
-        """Return when these suspects may be sent."""
+        """Wait until these suspects may be sent."""
         first = batch.deliveries[0]
         if first.destination not in self._lanes:
             self._lanes.add(first.destination)
@@ -59,7 +59,7 @@ class Quarantine:
             await self._end_solitude()
             self._inside = [other for other in self._inside if not other.done.is_set()]
             if len(batch.deliveries) == 1 and not self._inside:
-                # First: an error does not mean that the database knows nothing of it.
+                # Before the call: the database may have stored the mark even if the call fails.
                 self._alone = batch
                 await self._hold(first, alone=True)
             self._inside.append(batch)
@@ -72,22 +72,22 @@ class Quarantine:
         with suppress(TimeoutError):
             async with asyncio.timeout(patience(delivery.crashes)):
                 await alone.done.wait()
-        # Also where its lane has failed and left it to its lease.
+        # Also if its lane has failed and the lease runs out.
         while alone.unsettled and not await self._hold(delivery, alone=False):
             await self._clock.sleep(PATIENCE)
         self._alone = None
 
     async def _hold(self, delivery: Delivery, *, alone: bool) -> bool:
-        """False: the database cannot be asked now."""
+        """Set or remove the mark; False if the database is away."""
         try:
             await self._store.hold_alone(delivery, alone)
         except StoreError as error:
             self._observer.trouble(delivery.destination, "hold alone", error)
-            # What a stranger does to one row is not to hold up the others.
+            # A row that another session has locked must not hold up the other suspects.
             return isinstance(error, Locked)
         return True
 
 
 def patience(deaths: int) -> float:
-    """Seconds that a suspect which died so often has to itself."""
+    """Return the seconds that a suspect is alone in flight after so many deaths."""
     return min(PATIENCE * 2.0 ** min(max(deaths - DEATHS, 0), DEATHS), LONGEST)

@@ -17,14 +17,14 @@ from relaybox.relay.upkeep.canary import Canary
 from relaybox.relay.upkeep.caretaker import Caretaker, Chores
 
 SWEEPING = 0.25
-"""The part of its time that a drain which also sweeps may take for that."""
+"""The part of a drain's time that its sweep may take."""
 
 
 class Relay:
-    """Moves deliveries from a store to sinks. One relay runs, drains or keeps up once, and is closed then.
+    """Moves deliveries from a store to sinks. A relay runs, drains or does upkeep once, and is then closed.
 
-    The first SIGTERM or SIGINT stops claiming, waits for what is being sent and gives the rest back; the
-    second leaves at once, and what was held is taken over when its leases run out.
+    On the first SIGTERM or SIGINT it stops claiming, waits for running sends and gives the rest back. On the
+    second it ends at once, and other relays take its deliveries when the leases expire.
     """
 
     def __init__(
@@ -47,18 +47,18 @@ class Relay:
 
     @property
     def name(self) -> str:
-        """What its rows call it: host, process and a random part."""
+        """Return the name that its leased rows hold: host, process and a random part."""
         return self._shared.owner
 
     @property
     def canary(self) -> Canary | None:
-        """What proves the whole path while this relay leads, where it is configured."""
+        """Return the canary, which sends test events while this relay leads, or None if not configured."""
         return self._caretaker.canary
 
     def stop(self) -> None:
-        """Claim nothing more; ``run`` and ``drain`` return when what is in flight is settled."""
+        """Claim nothing more; ``run`` and ``drain`` return when all deliveries in flight are settled."""
         self._stop_lanes()
-        # One that runs is stopped when the lanes are done; there are none where Debezium alone sends.
+        # ``run`` stops the caretaker after the lanes. There are no lanes if only Debezium sends.
         if not self._runs or not self._lanes:
             self._caretaker.stop()
 
@@ -67,15 +67,15 @@ class Relay:
             lane.stop()
 
     async def run(self, *, signals: bool = True) -> None:
-        """Deliver until stopped, by ``stop`` or by a signal unless somebody else listens to ``signals``."""
+        """Deliver until stopped by ``stop`` or, with ``signals``, by a signal."""
         with self._signals() if signals else nullcontext():
             await self._run()
 
     async def drain(self, seconds: float | None = None, *, sweep: bool = False) -> bool:
-        """Deliver what is due, then return True; False: it was stopped, and there may be more.
+        """Deliver what is due and return True; return False if stopped before, so that more may be due.
 
-        After ``seconds`` it stops by itself, and as for ``stop`` what is being sent has the relay's patience.
-        With ``sweep`` it first does what ``upkeep`` calls so, for no longer than a quarter of the time.
+        After ``seconds`` it stops by itself, and waits for running sends as ``stop`` does. With ``sweep`` it
+        sweeps first, as ``upkeep`` does, for at most a quarter of the time.
         """
         async with self._closing():
             since = await self._shared.store.now()
@@ -89,9 +89,9 @@ class Relay:
             return drained
 
     async def upkeep(self, *, prune: bool = True, sweep: bool = True) -> Chores:
-        """One round of what relays do beside delivering, unless another relay leads; until it is stopped.
+        """Run one round of upkeep, or until stopped; skip the leader's jobs if another relay leads.
 
-        ``prune`` removes what was kept long enough, ``sweep`` makes parked rows due that nothing keeps back
+        ``prune`` removes rows whose retention is over. ``sweep`` makes parked rows due that nothing blocks,
         and gives unrouted events to their destinations.
         """
         async with self._closing():
@@ -99,14 +99,14 @@ class Relay:
             return await self._caretaker.once(prune=prune, sweep=sweep)
 
     async def run_once(self) -> int:
-        """One round of every lane: claim, send, settle. How many deliveries it was."""
+        """Run one round of every lane (claim, send, settle) and return the number of deliveries."""
         async with self._closing():
             async with asyncio.TaskGroup() as group:
                 rounds = [group.create_task(lane.once(self._patience)) for lane in self._lanes]
             return sum(task.result() for task in rounds)
 
     async def __aenter__(self) -> Self:
-        """Run beside the block, as in the lifespan of an ASGI application, whose signals are its own."""
+        """Run beside the block, as in an ASGI application's lifespan. Signals are left to the application."""
         self._task = asyncio.create_task(self._run())
         return self
 
@@ -134,7 +134,7 @@ class Relay:
             return error
 
     async def _try(self, doing: str, work: Callable[[], Awaitable[object]]) -> None:
-        """Report what goes wrong beside the deliveries; they go on."""
+        """Run a job beside the deliveries, and report its errors without raising them."""
         try:
             await work()
         except Exception as error:
@@ -144,7 +144,7 @@ class Relay:
         self._runs = True
         self._shared.share = self._caretaker.membership.share
         async with self._closing(), asyncio.TaskGroup() as upkeep:
-            # A drain does not serve: it may be about to end, and others would not be woken.
+            # Only ``run`` receives wake-ups: a drain may be about to end, and would keep them from others.
             upkeep.create_task(self._caretaker.run())
             with self._serving():
                 async with asyncio.TaskGroup() as lanes:
@@ -167,7 +167,7 @@ class Relay:
 
     @contextmanager
     def _signals(self) -> Iterator[None]:
-        """Only the main thread's loop can listen to signals; elsewhere somebody else decides."""
+        """Handle signals if this is the main thread's loop; other loops cannot."""
         loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), False
 
         def ask() -> None:
@@ -192,7 +192,7 @@ class Relay:
 
 @contextmanager
 def _after(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
-    """Call ``stop`` where the block takes longer."""
+    """Call ``stop`` if the block takes longer than ``seconds``."""
     timer = None if seconds is None else asyncio.get_running_loop().call_later(seconds, stop)
     try:
         yield
@@ -202,7 +202,7 @@ def _after(seconds: float | None, stop: Callable[[], None]) -> Iterator[None]:
 
 
 def first_of(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """Our own error among those of several tasks, else the group as it is."""
+    """Return the first ``RelayboxError`` in the group, or the group if there is none."""
     found: BaseException | None = group.subgroup(RelayboxError)
     while isinstance(found, BaseExceptionGroup):
         found = found.exceptions[0]

@@ -1,4 +1,4 @@
-"""What a sink is handed with a batch: it asks before each delivery, and says what was answered."""
+"""The ``Progress`` that a sink gets with a batch: ask before each send, and report each answer."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class Sending:
         self._batch = batch
 
     def begin(self, delivery: Delivery) -> bool:
-        """Whether it may be sent now."""
+        """True if the delivery may be sent now."""
         return self._lane.may_begin(self._batch, delivery)
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
-        """It was answered so."""
+        """Record the sink's answer."""
         self._lane.answer(self._batch, delivery, answer)
 
 
 class Times:
-    """What was timed and not told yet.
+    """Send times that were not yet reported.
 
-    It is kept in one flat list: an object for each send would have the garbage collector look through them.
+    One flat list holds them: one object per send would be work for the garbage collector.
     """
 
     def __init__(self) -> None:
@@ -42,7 +42,7 @@ class Times:
         self.add = self._flat.extend
 
     def take(self) -> Sends | None:
-        """All of it, once; None: nothing was."""
+        """Return and forget all times; None if there are none."""
         flat = self._flat
         if not flat:
             return None
@@ -52,7 +52,7 @@ class Times:
 
 
 class TimedSending(Sending):
-    """One that also notes when each delivery began and ended."""
+    """A ``Sending`` that also records when each send began and ended."""
 
     def __init__(self, lane: Lane, batch: Batch, clock: Clock, times: Times) -> None:
         super().__init__(lane, batch)
@@ -61,14 +61,14 @@ class TimedSending(Sending):
         self._began: dict[int, float] = {}
 
     def begin(self, delivery: Delivery) -> bool:
-        """Whether it may be sent now."""
+        """True if the delivery may be sent now."""
         if not self._lane.may_begin(self._batch, delivery):
             return False
         self._began[delivery.position] = self._now()
         return True
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
-        """It was answered so."""
+        """Record the sink's answer."""
         if type(answer) is not Released:
             ended = self._now()
             self._add((delivery, answer, self._began.get(delivery.position, ended), ended))

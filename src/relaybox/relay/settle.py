@@ -1,4 +1,4 @@
-"""The last step: outcomes are written, all that gathered since the last time in one statement."""
+"""The last step: write outcomes. One statement writes all that gathered since the last one."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from relaybox.relay.shared import Shared
 from relaybox.stores.store import DeadLetter, Settlement, bury
 
 GAP, GAP_WHERE_ORDERED = 0.05, 0.02
-"""Seconds between the beginnings of two settles, unless there is enough for the next one. Where events are
-ordered, the next of a key waits for the settle."""
+"""Seconds between the starts of two settles, unless ``ENOUGH`` outcomes wait. With ordering the gap is
+shorter, because the next delivery of a key waits for the settle."""
 ENOUGH = 500
 
 
 class Settler:
-    """Writes what became of one destination's deliveries."""
+    """Writes the outcomes of one destination's deliveries."""
 
     def __init__(
         self,
@@ -47,19 +47,20 @@ class Settler:
         self._gap = GAP_WHERE_ORDERED if destination.ordered else GAP
         self._began = -math.inf
         self.in_trouble = False
-        """Whether the database has not taken the last outcomes yet: a claim might get the same rows again."""
+        """True while the last outcomes could not be written: a claim might get the same rows again."""
         self._locked: dict[int, Settlement] = {}
-        """By position, what could not be settled because another session has locked it."""
+        """By position, the outcomes of rows that another session has locked."""
         self._any_locked = asyncio.Event()
 
     @property
     def waits(self) -> bool:
-        """Whether some outcomes cannot be written now."""
+        """True if some outcomes cannot be written now."""
         return self.in_trouble or bool(self._locked)
 
     def known(self, delivery: Delivery) -> Delivered | Failed | None:
-        """The outcome of a row that met a lock before: when it was to be failed, or, after it was delivered,
-        when it was to be settled, until its lease ended.
+        """Return the outcome that a claimed row already has, so that it is not sent; else None.
+
+        The row used up its attempts, or it was delivered but stayed locked until its lease ended.
         """
         if delivery.exhausted:
             return bury(delivery)
@@ -67,18 +68,18 @@ class Settler:
         return known.outcome if known is not None and isinstance(known.outcome, Delivered) else None
 
     def add(self, settlement: Settlement) -> None:
-        """Settle this with the next statement."""
+        """Add an outcome to the next statement."""
         self._waiting.append(settlement)
         count = len(self._waiting)
         if count == 1:
             self._news.set()
-        # A suspect is in flight alone, and the next one waits for it.
+        # Settle a suspect at once: the next one waits for it.
         if count >= ENOUGH or settlement.delivery.crashes > 1:
             self._enough.set()
 
     async def run(self) -> None:
-        """Settle whatever is added, forever."""
-        # A lane that failed has left what it could not write to the leases.
+        """Settle the outcomes that are added, forever."""
+        # A lane that failed has left its unwritten outcomes: those leases expire.
         self.in_trouble = False
         while True:
             await self._news.wait()
@@ -91,7 +92,7 @@ class Settler:
             await self._settle(settlements)
 
     async def run_locked(self) -> None:
-        """Settle what somebody had locked, once it is free. The others do not wait for it meanwhile."""
+        """Settle locked rows once they are free. Other rows do not wait for them."""
         while True:
             await self._any_locked.wait()
             await self._clock.sleep(self._pause())
@@ -103,7 +104,7 @@ class Settler:
                 self._any_locked.clear()
 
     async def _gather(self) -> None:
-        """Right after the last settle, let some more come: many small statements are the dearest."""
+        """Right after a settle, wait for more outcomes: many small statements cost the most."""
         left = self._began + self._gap - self._clock.now()
         if left > 0:
             with suppress(TimeoutError):
@@ -111,7 +112,7 @@ class Settler:
                     await self._enough.wait()
 
     async def _settle(self, settlements: Sequence[Settlement]) -> None:
-        """Until the database takes it: what was delivered must not be delivered again."""
+        """Write until the database accepts it; otherwise delivered events would be delivered again."""
         while True:
             try:
                 await self._write(settlements)
@@ -126,7 +127,7 @@ class Settler:
                 return
 
     async def _write(self, settlements: Sequence[Settlement], *, wait: bool = True) -> None:
-        """Write them, except what other sessions have locked: that is kept for later."""
+        """Write outcomes, and keep those of rows that other sessions have locked for later."""
         destination = self._destination
         try:
             lost = await self._store.settle(
@@ -141,7 +142,7 @@ class Settler:
             if wait:
                 self._observer.trouble(destination.name, "settle", error)
             locked = {s.delivery.position: s for s in settlements if s.delivery.id in error.rows}
-            # What is tried again is older than what came to be locked meanwhile, under a later lease.
+            # A retry must not replace an outcome that was added meanwhile: that one has a later lease.
             self._locked = self._locked | locked if wait else locked | self._locked
             self._any_locked.set()
             settlements = [s for s in settlements if s.delivery.id not in error.rows]
@@ -156,10 +157,10 @@ class Settler:
         self._settled([delivery for delivery, _ in settlements])
 
     def _has_short_waits(self, settlements: Sequence[Settlement]) -> bool:
-        """Whether a key is to be tried again sooner than the lane would look by itself."""
+        """True if a delivery is due again sooner than the lane's next poll, so that its key waits for it."""
         if self._destination.ordered:
             for _, outcome in settlements:
-                # Without a call: this is asked for every event.
+                # ``isinstance`` would be a call for each event.
                 if outcome.__class__ is Retried and wait(outcome.after) < self._destination.poll_interval:
                     return True
         return False

@@ -1,4 +1,4 @@
-"""What the lanes of a relay have in common."""
+"""What the lanes of a relay share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from relaybox.stores.store import Store
 
 @dataclass
 class Shared:
-    """What the lanes of a relay have in common. ``share`` is this relay's part of a destination's limit."""
+    """What the lanes share. ``share`` returns this relay's part of a destination's concurrency."""
 
     store: Store
     wake: Wake
@@ -33,12 +33,12 @@ class Shared:
         self.quarantine = Quarantine(self.store, self.clock, self.observer)
 
     def pause(self, poll_interval: float) -> float:
-        """Seconds until a database that refused is asked again; relays that lost it together come apart."""
+        """Return the seconds until a failed database call is repeated; random, so that relays spread out."""
         return poll_interval * (1.0 + 0.8 * self.random())
 
 
 class Turn:
-    """Waits for places in the line of a destination's rate limit, but not once the lane is ``halted``."""
+    """Waits for a destination's rate limit, unless the lane is ``halted``."""
 
     def __init__(self, destination: Destination, shared: Shared, halted: asyncio.Event) -> None:
         self._name = destination.name
@@ -47,7 +47,7 @@ class Turn:
         self._halted = halted
 
     async def __call__(self, count: int) -> None:
-        """Wait for so many places."""
+        """Wait until ``count`` deliveries may be sent."""
         if self._rate is None:
             return
         try:

@@ -88,7 +88,7 @@ async def abackfill(
                 earlier = await checkpoint.run(checkpoint.earlier, persist=True)
                 return await work.rehearse(earlier if resume else None, batch)
             if not rows.guarded and not rereads(target):
-                log.warning(UNLOCKED, source.told)
+                log.warning(UNLOCKED, source.label)
             work.total = await _count(rows)
             work.position = await checkpoint.run(checkpoint.take, work.total, resume, persist=True)
             return await work.run(pace, batch, max_pending)

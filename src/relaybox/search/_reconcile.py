@@ -38,7 +38,7 @@ PAGE = 500
 """Documents to compare or repair at a time."""
 
 MANY = 10_000
-"""The same for an iterable, which must be read as a whole to find any document."""
+"""``PAGE`` for an iterable, which must be read as a whole to find any document."""
 
 REPAIR = {"relaybox-repair": "reconcile"}
 
@@ -126,9 +126,9 @@ class Comparison:
         stopped = not await self._read()
         # A wrong query returns nothing, as if all rows were deleted.
         if not (stopped or allow_empty or self._any) and (count := await engine.count(index)):
-            told = f"to repair would delete all {count:,} of the index {index!r}"
+            effect = f"to repair would delete all {count:,} of the index {index!r}"
             fix = "see its query, or say --yes (allow_empty=True) if that is meant"
-            raise ConfigError(f"the source has no documents: {told}; {fix}")
+            raise ConfigError(f"the source has no documents: {effect}; {fix}")
         stopped = stopped or not await self._scan()
         counts: dict[str, Any] = dict(self._counts)
         about = self.workspace.destination.name, index
@@ -244,7 +244,7 @@ class Comparison:
         return _OutboxState(any(not row.failed for row in own), failed)
 
     async def _repair(self, ids: Sequence[str], pace: Pace) -> int:
-        """Emit an event with the current state of each; return how many were emitted before a stop."""
+        """Emit an event with each document's current state; return how many were emitted before a stop."""
         rows, emitted = self.workspace.rows, 0
         for part in _parts(ids, pace.size(PAGE if rows.guarded else MANY)):
             if not await pace.turn(len(part)):

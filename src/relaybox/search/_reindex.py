@@ -147,7 +147,7 @@ class Build:
     runner: Runner
     fill: Callable[..., Awaitable[Backfilled]]
     pace: Pace
-    """Of repairs."""
+    """The pace of repairs."""
     patience: float
     like: str
     tell: Tell
@@ -213,14 +213,14 @@ class Build:
         await self._settle_differences(watch)
 
     async def _arrive(self, watch: BuildWatch) -> None:
-        told_at = time.monotonic()
+        reported_at = time.monotonic()
         while True:
             try:
                 if not (pending := await watch.pending()):
                     break
-                if time.monotonic() - told_at > 5.0:
+                if time.monotonic() - reported_at > 5.0:
                     self.tell(f"{pending:,} events on their way")
-                    told_at = time.monotonic()
+                    reported_at = time.monotonic()
             except StoreError as error:
                 # If the database stays away, the heartbeat ends the build.
                 log.warning("the database does not say how much is pending: %s", error)
@@ -264,7 +264,7 @@ class Build:
         return built
 
     async def _check(self, watch: BuildWatch) -> int:
-        """Raise if it may not replace the live index; return the number of documents."""
+        """Raise if the new index may not replace the live one; return the number of documents."""
         built = await self._engine.count(self._name)
         if not built and await self._engine.count(self.live):
             raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
@@ -283,7 +283,7 @@ class Build:
             log.warning("%r serves, but its engine is in trouble: %s", self.live, error)
 
     async def clean_up(self) -> None:
-        """Drop what was built, after a failure, unless another reindex owns it."""
+        """Drop the new index after a failure, unless another reindex owns it."""
         try:
             async with asyncio.timeout(CLEANING):
                 if not self._creating or await self._drop_own():

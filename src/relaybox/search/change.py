@@ -54,7 +54,7 @@ def _function(value: str | Callable[[Event], Any], setting: str) -> Callable[[Ev
     fix = "write module:function, or give the function itself"
     found = load(value, f"{setting} = {value!r}", fix) if isinstance(value, str) else value
     if not callable(found):
-        raise wrong(setting, value, f"it is no function; {fix}")
+        raise wrong(setting, value, f"it is not a function; {fix}")
     return found
 
 
@@ -168,8 +168,8 @@ class Changes:
         """Return the document with the aggregate's id. Raise ``Reject`` if it has another one."""
         own = document.setdefault(self._id_field, key)
         if own != key and (isinstance(own, bool) or str(own) != key):
-            told = f"the document's {self._id_field!r} is {shorten(own)}, the aggregate's id {shorten(key)}"
-            raise Reject(f"{told}; they have to be the same: see the option id_field")
+            clash = f"the document's {self._id_field!r} is {shorten(own)}, the aggregate's id {shorten(key)}"
+            raise Reject(f"{clash}; they have to be the same: see the option id_field")
         return document
 
     async def _made(self, function: Callable[[Event], Any], event: Event) -> Any:

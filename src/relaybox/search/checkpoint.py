@@ -91,7 +91,7 @@ class Checkpoint:
         return await self._driver.run(begin)
 
     def earlier(self) -> Steps[Position | None]:
-        """Return the position that ``take`` would resume. Raise as it does."""
+        """Return the position that ``take`` would resume. Raise the same errors."""
         last = yield from self._last()
         self._check_idle(last)
         return None if last is None or last[1] == "done" else self._position(last)
@@ -148,7 +148,7 @@ class Checkpoint:
         return replace(self._position(rows[0]), resumed=position.resumed)
 
     def end(self, position: Position, state: OperationState, error: str | None) -> Steps[None]:
-        """Record how it ended, if this process still owns it."""
+        """Record how the backfill ended, if this process still owns it."""
         own = self.dialect.to_uuid(position.id)
         [rows] = yield [self._notes("held", id=own)]
         if rows and rows[0][1] in ("running", "cancelled") and self._is_ours(rows[0]):

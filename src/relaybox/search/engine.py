@@ -129,7 +129,7 @@ def open_engine(destination: Destination) -> Engine:
     if destination.scheme not in SEARCH_ENGINES:
         fix = f"name one whose sink is {', '.join(f'{known}://' for known in SEARCH_ENGINES)}"
         raise ConfigError(
-            f"destination {destination.name!r} is no search index ({destination.scheme}:); {fix}"
+            f"destination {destination.name!r} is not a search index ({destination.scheme}:); {fix}"
         )
     engine: Engine = import_extra(*SEARCH_ENGINES[destination.scheme])(destination)
     return engine

@@ -135,12 +135,12 @@ class Client:
         """Return ``host:port: 503 Service Unavailable: engine's message`` on one line, without secrets."""
         status = f"{reply.status} {phrase_of(reply.status)}".strip()
         said = clean(_message(reply.body), self._secrets)
-        told = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
+        text = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
         if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
-            return f"{told}; see whether the destination's auth is a key that may do this"
+            return f"{text}; see whether the destination's auth is a key that may do this"
         if reply.status // 100 == 3:
-            return f"{told}; redirects are not followed, write the new address into the sink's URL"
-        return told
+            return f"{text}; redirects are not followed, write the new address into the sink's URL"
+        return text
 
     async def close(self) -> None:
         """Close the connections; the next request opens new ones."""

@@ -164,11 +164,11 @@ class Indexes:
         except Exception as error:
             # The live index works, so only these events wait.
             trouble = str(error) or type(error).__name__
-            told = f"it cannot be written to {building!r}, which cannot be dropped ({trouble})"
-            return {id_: Retry(f"{told}: {reason}") for id_, reason in refused.items()}
+            problem = f"it cannot be written to {building!r}, which cannot be dropped ({trouble})"
+            return {id_: Retry(f"{problem}: {reason}") for id_, reason in refused.items()}
         self._seen.pop(building.removesuffix(BUILDING), None)
-        told = given_up(building)
-        return {id_: Spoilt(f"{told}{reason}", after=ON_RECORD) for id_, reason in refused.items()}
+        beginning = given_up(building)
+        return {id_: Spoilt(f"{beginning}{reason}", after=ON_RECORD) for id_, reason in refused.items()}
 
     def _missing(self, index: str) -> Unavailable:
         fix = "create it, or set create_index = true"
@@ -190,6 +190,6 @@ def _no_events_fault(error: Exception) -> Unavailable:
     match answer_of(error):
         case Unavailable() as trouble:
             return trouble
-        case Retry() as told:
-            return Unavailable(told.reason, after=told.after)
+        case Retry() as failure:
+            return Unavailable(failure.reason, after=failure.after)
     return Unavailable(str(error))

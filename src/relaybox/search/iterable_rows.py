@@ -75,7 +75,7 @@ class IterableRows:
         return page
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Find these among all documents, and emit."""
+        """Find the documents with these ids among all, and emit."""
         found = await self._found(ids)
         made = calls(list(found.values()), [id_ for id_ in ids if id_ not in found])
         return await self._transactions.run("write", lambda c: self._transactions.emit(c, made))
@@ -107,7 +107,7 @@ class IterableRows:
             documents = await resolve(self._source)
         elif self._passes > 1 and isinstance(documents, Iterator | AsyncIterator):
             fix = "give the function that makes it, or a list"
-            raise ConfigError(f"{self._source.told}: an iterator can be read only once; {fix}")
+            raise ConfigError(f"{self._source.label}: an iterator can be read only once; {fix}")
         begun = _Pass(self._source, documents, self._threads)
         await begun.skip(start)
         return begun
@@ -151,8 +151,8 @@ class _Pass:
         except StopAsyncIteration:
             return things
         except Exception as error:
-            told = f"it cannot be read on after {self.position:,} documents: {error_with_line(error)}"
-            raise ConfigError(f"{self._source.told}: {told}") from error
+            problem = f"it cannot be read on after {self.position:,} documents: {error_with_line(error)}"
+            raise ConfigError(f"{self._source.label}: {problem}") from error
         return things
 
     def _read(self, size: int) -> list[Any]:
@@ -168,5 +168,5 @@ class _Pass:
         id_ = thing.get(name) if isinstance(thing, Mapping) else getattr(thing, name, None)
         if id_ is None:
             fix = "name the field of the documents' ids with Source(id=…)"
-            raise ConfigError(f"{self._source.told}: document {number:,} has no {name!r}; {fix}")
+            raise ConfigError(f"{self._source.label}: document {number:,} has no {name!r}; {fix}")
         return self._source.item(thing, id_, lambda one: one, key=number)

@@ -104,7 +104,7 @@ async def end_all(records: OutboxRecords, destination: str, running: Iterable[Op
 
 
 def is_dead(operation: Operation) -> bool:
-    """True if no process works on it any more."""
+    """True if no process works on the operation any more."""
     silent = (operation.seen_at - operation.updated_at).total_seconds()
     return is_abandoned(silent, operation.details.get("process", ""))
 
@@ -131,7 +131,7 @@ class BuildWatch:
         self._index = self.building.index
         self._pending = 0
         self._began_at = self._moved_at = self._answered_at = time.monotonic()
-        self._told: str | None = None
+        self._reported: str | None = None
 
     async def run(self) -> None:
         """Check again and again, until ``ReindexFailed`` is raised."""
@@ -176,8 +176,8 @@ class BuildWatch:
         """Raise if events of the build have failed."""
         failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
         if failed:
-            told = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
-            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {told}")
+            texts = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
+            raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {texts}")
 
     async def _dropped_because(self) -> str:
         """Return why a relay dropped the index; the refused events have the reason a moment later."""
@@ -188,15 +188,15 @@ class BuildWatch:
             age = time.monotonic() - self._began_at
             own = [one for one in page.entries if (one.seen_at - one.updated_at).total_seconds() < age]
             reasons = [(one, str(one.error_message).removeprefix(beginning)) for one in own[:NAMED]]
-            if told := "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons):
-                return f", because it cannot have all documents: {told}"
+            if texts := "; ".join(f"document {one.aggregate_id}: {reason}" for one, reason in reasons):
+                return f", because it cannot have all documents: {texts}"
             await asyncio.sleep(POLL)
         return ""
 
     async def _check_progress(self) -> None:
         silent = time.monotonic() - self._moved_at
         if silent < QUIET:
-            self._told = None
+            self._reported = None
             return
         reason = await self._held_up()
         if silent > self.patience:
@@ -208,9 +208,9 @@ class BuildWatch:
                     return
                 reason = "a relay is alive, but nothing is delivered"
             raise ReindexFailed(f"no event of the build has arrived for {silent:.0f} s: {reason}")
-        if reason is not None and reason != self._told:
+        if reason is not None and reason != self._reported:
             self.tell(f"waiting for {self._pending + (self.backlog or 0):,} events: {reason}")
-            self._told = reason
+            self._reported = reason
 
     async def _held_up(self) -> str | None:
         """Return why nothing arrives, if known. Raise if that cannot change by itself."""

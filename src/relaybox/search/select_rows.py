@@ -55,7 +55,7 @@ class SelectRows:
         nulls = shape.only(sa.literal(1)).where(shape.id.is_(None)).limit(1)
         if shape.nullable and self._execute(connection, nulls).first() is not None:
             fix = "leave those rows out with a WHERE, or name another column with Source(id=…)"
-            raise ConfigError(f"{source.told}: {source.id} is null in some rows; {fix}")
+            raise ConfigError(f"{source.label}: {source.id} is null in some rows; {fix}")
 
     async def count(self) -> int:
         """Return the number of documents."""
@@ -82,7 +82,7 @@ class SelectRows:
         return await self._portion.take(size, work)
 
     async def emit_ids(self, ids: Sequence[str], calls: Repairs) -> int:
-        """Lock and read these, and emit; nobody can create the missing ones before the commit."""
+        """Lock and read these rows, and emit. No one can create the missing ones before the commit."""
 
         def emit_found(ids: Sequence[str], connection: sa.Connection) -> Found:
             items = self._by_ids(ids, connection, lock=True)
@@ -158,8 +158,8 @@ class SelectRows:
             if error.orig is None or not missing_tables(error.orig):
                 raise
             # The table is the application's; the usual message is about the outbox's tables.
-            told = str(error.orig).partition("\n")[0]
-            raise ConfigError(f"{self._source.told}: the select cannot be executed: {told}") from error
+            reason = str(error.orig).partition("\n")[0]
+            raise ConfigError(f"{self._source.label}: the select cannot be executed: {reason}") from error
 
 
 # Private attributes of SQLAlchemy from here on, tried with 2.1.8: no public API tells which clauses a select
@@ -219,11 +219,11 @@ class Shape:
 def shape_of(source: Source, statement: Any) -> Shape:
     """Analyze a select. Raise ``ConfigError`` if its rows cannot be paged by id."""
     if not isinstance(statement, sa.Select):
-        raise ConfigError(f"{source.told}: it is a {type(statement).__name__}; give one select of a table")
+        raise ConfigError(f"{source.label}: it is a {type(statement).__name__}; give one select of a table")
     for attribute, (clause, why) in REFUSED_CLAUSES.items():
         found = getattr(statement, attribute, None)
         if found is not None and found is not False and found != ():
-            raise ConfigError(f"{source.told}: the select has {clause}; leave it out: {why}")
+            raise ConfigError(f"{source.label}: the select has {clause}; leave it out: {why}")
     entity = _entity(source, statement)
     id_ = _id(source, statement, entity)
     column = id_.__clause_element__() if hasattr(id_, "__clause_element__") else id_
@@ -232,7 +232,7 @@ def shape_of(source: Source, statement: Any) -> Shape:
     named = table.element if isinstance(table, sa.sql.expression.Alias) else table
     if not isinstance(column, sa.ColumnClause) or not isinstance(named, sa.TableClause):
         fix = "it must be a column of a table, whose rows are locked; name one with Source(id=…)"
-        raise ConfigError(f"{source.told}: {source.id} is an expression, or of a subquery; {fix}")
+        raise ConfigError(f"{source.label}: {source.id} is an expression, or of a subquery; {fix}")
     nullable = bool(getattr(column, "nullable", True))
     return Shape(statement, column if entity is None else id_, table, named, _kind(column), nullable, entity)
 
@@ -243,7 +243,7 @@ def _entity(source: Source, statement: sa.Select[Any]) -> Any:
     entities = [one for one in described if one.get("entity") is not None and one["expr"] is one["entity"]]
     if entities and len(described) > 1:
         fix = "select one entity, or columns only"
-        raise ConfigError(f"{source.told}: the select gives an entity and more; {fix}")
+        raise ConfigError(f"{source.label}: the select gives an entity and more; {fix}")
     return entities[0]["entity"] if entities else None
 
 
@@ -254,7 +254,7 @@ def _id(source: Source, statement: sa.Select[Any], entity: Any) -> Any:
     if source.id not in names:
         hint = did_you_mean(source.id, names)
         fix = "name the column of the documents' ids with Source(id=…)"
-        raise ConfigError(f"{source.told}: the select has no column {source.id!r}{hint}; {fix}")
+        raise ConfigError(f"{source.label}: the select has no column {source.id!r}{hint}; {fix}")
     return columns[source.id] if entity is None else getattr(entity, source.id)
 
 

@@ -68,7 +68,7 @@ class Source:
         """Return the item of a row or an object; ``key`` is its position if that is not its id."""
         own = as_key(id_, self)
         aggregate_id = id_field("aggregate_id", id_ if isinstance(id_, int | UUID) else str(own))
-        what = f"{self.told}: the document of {id_!r}"
+        what = f"{self.label}: the document of {id_!r}"
         try:
             made = (self.document or default)(thing)
         except Exception as error:
@@ -83,10 +83,10 @@ class Source:
         for one, next_ in pairwise(items):
             if one.id == next_.id:
                 fix = f"a document is one row: gather what is joined to it in a {subquery}, or in document="
-                raise ConfigError(f"{self.told}: the {kind} gives several rows of {one.id!r}; {fix}")
+                raise ConfigError(f"{self.label}: the {kind} gives several rows of {one.id!r}; {fix}")
 
     @property
-    def told(self) -> str:
+    def label(self) -> str:
         """Return the name to use in messages."""
         return _setting(self.name)
 
@@ -140,9 +140,9 @@ async def resolve(source: Source) -> Any:
             if inspect.isawaitable(found):
                 found = await found
         except TypeError as error:
-            raise ConfigError(f"{source.told}: the call failed: {error_with_line(error)}") from error
+            raise ConfigError(f"{source.label}: the call failed: {error_with_line(error)}") from error
     if kind_of(found) is None:
-        raise ConfigError(f"{source.told}: the documents are of type {type(found).__name__}; give {KINDS}")
+        raise ConfigError(f"{source.label}: the documents are of type {type(found).__name__}; give {KINDS}")
     return found
 
 
@@ -230,7 +230,7 @@ def as_key(value: Any, source: Source) -> Any:
         case date():
             return value.isoformat()
     fix = "it must be an integer, a text, a UUID or a time"
-    raise ConfigError(f"{source.told}: the id of a document ({source.id}) is {value!r}; {fix}")
+    raise ConfigError(f"{source.label}: the id of a document ({source.id}) is {value!r}; {fix}")
 
 
 def from_key(key: Any, kind: type | None) -> Any:

@@ -53,9 +53,9 @@ class Busy(StoreError):
     """Other transactions hold the locks; the text says what to do."""
 
     def __init__(self, what: str, error: Exception) -> None:
-        told = " ".join(str(error).split())
+        reason = " ".join(str(error).split())
         fix = "end them, or start this again when they have ended"
-        super().__init__(f"other transactions hold {what} for too long ({told}); {fix}")
+        super().__init__(f"other transactions hold {what} for too long ({reason}); {fix}")
 
 
 class Found(NamedTuple):

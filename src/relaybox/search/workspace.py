@@ -74,8 +74,8 @@ class Workspace:
             raise ConfigError(f"destination {self.destination.name!r}: {refused}") from None
         if action == "ignore" or (action == "index" and not self.changes.waits):
             fix = f"write {self.deleted_type!r} = 'delete' into the option actions, ahead of wider patterns"
-            told = f"for events of the type {self.deleted_type!r} it does {action}, and deletes nothing"
-            raise ConfigError(f"destination {self.destination.name!r}: {told}; {fix}")
+            effect = f"for events of the type {self.deleted_type!r} it does {action}, and deletes nothing"
+            raise ConfigError(f"destination {self.destination.name!r}: {effect}; {fix}")
 
 
 @asynccontextmanager

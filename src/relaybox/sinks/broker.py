@@ -40,17 +40,17 @@ class Address(NamedTuple):
 
     @property
     def netlocs(self) -> list[str]:
-        """The ``host:port`` of each host, as written in a URL."""
+        """Return the ``host:port`` of each host, as written in a URL."""
         return [f"[{host}]:{port}" if ":" in host else f"{host}:{port}" for host, port in self.hosts]
 
     @property
     def where(self) -> str:
-        """The hosts, for messages."""
+        """Return the hosts, for messages."""
         return ", ".join(f"{host}:{port}" for host, port in self.hosts)
 
     @property
     def secrets(self) -> tuple[str, ...]:
-        """The texts that no message may show."""
+        """Return the strings that no message may show."""
         return (self.password,) if self.password else ()
 
 
@@ -117,14 +117,14 @@ def _options(
 
 
 def text(value: str, setting: str) -> str:
-    """Parse an option that is a text and not empty."""
+    """Parse an option that is a non-empty string."""
     if not isinstance(value, str) or not value:
         raise wrong(setting, value, "write a text")
     return value
 
 
 def count(value: str | int, setting: str) -> int:
-    """Parse an option that is a whole number, 1 or more, or that number as text."""
+    """Parse an option that is a whole number of at least 1, or a string of one."""
     if isinstance(value, str) and re.fullmatch(r"[0-9]{1,20}", value, re.ASCII):
         value = int(value)
     if isinstance(value, str):
@@ -133,7 +133,7 @@ def count(value: str | int, setting: str) -> int:
 
 
 def flag(value: str | bool, setting: str) -> bool:
-    """Parse an option that is true or false, or one of these as text."""
+    """Parse an option that is true or false, or a string of one of these."""
     if value is True or value == "true":
         return True
     if value is False or value == "false":

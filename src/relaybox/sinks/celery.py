@@ -120,7 +120,7 @@ class Publisher:
         )
 
     def publish(self, message: Message) -> None:
-        """Hand it to the broker; raise ``Unavailable`` if the broker cannot be reached."""
+        """Hand the message to the broker; raise ``Unavailable`` if the broker cannot be reached."""
         try:
             if self.eager:
                 self._send(message)

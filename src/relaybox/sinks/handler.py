@@ -68,7 +68,7 @@ class HandlerSink(OneByOne):
 
     @property
     def overdue(self) -> int:
-        """The number of synchronous handlers that are past their timeout and still running."""
+        """Return the number of synchronous handlers that are past their timeout and still running."""
         return self._threads.longer_than(self._deadline.seconds)
 
     def begin(self, delivery: Delivery, traced: bool = False) -> Awaitable[None] | None:
@@ -85,7 +85,7 @@ class HandlerSink(OneByOne):
             try:
                 waits_for = _step(work.send, None)
             except StopIteration:
-                # It never waited, so it needs no deadline.
+                # The handler never waited, so it needs no deadline.
                 return None
         except ANSWERS:
             raise
@@ -193,7 +193,7 @@ def is_async(destination: str, handler: Handler) -> bool:
     """True if the handler is async; raise ``ConfigError`` if it cannot be a handler."""
     where = f"the handler of destination {destination!r}, {shorten(handler)},"
     if not callable(handler):
-        raise ConfigError(f"{where} is no function; give one that takes an Event")
+        raise ConfigError(f"{where} is not a function; give one that takes an Event")
     kinds = (handler, getattr(handler, "__call__", None))  # noqa: B004
     if any(inspect.isgeneratorfunction(kind) or inspect.isasyncgenfunction(kind) for kind in kinds):
         raise ConfigError(f"{where} yields, so that a call would run none of it; return instead")

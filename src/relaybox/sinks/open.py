@@ -42,5 +42,5 @@ def handler_of(destination: Destination, handlers: Handlers) -> Callable[..., An
     fix = "write handler:package.module:function, or register it with @outbox.handler and give --app"
     found = load(destination.sink.partition(":")[2], setting, fix)
     if not callable(found):
-        raise ConfigError(f"{setting}: it is no function; {fix}")
+        raise ConfigError(f"{setting}: it is not a function; {fix}")
     return found  # type: ignore[no-any-return]

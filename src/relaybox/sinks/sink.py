@@ -38,7 +38,7 @@ class Progress(Protocol):
     """The callbacks of a ``send``."""
 
     def begin(self, delivery: Delivery) -> bool:
-        """True if it may be sent now; if not, its answer is ``Released()``."""
+        """True if the delivery may be sent now; if not, its answer is ``Released()``."""
         ...
 
     def report(self, delivery: Delivery, answer: Answer) -> None:

@@ -49,7 +49,7 @@ class Threads:
 
     @property
     def left(self) -> int:
-        """The number of abandoned threads that are still in their function."""
+        """Return the number of abandoned threads that are still in their function."""
         # Iterate over a copy: another relay of this process may run in another thread.
         self._left -= {worker for worker in list(self._left) if worker.call.ended}
         return len(self._left)
@@ -84,7 +84,7 @@ class Threads:
         """Return when the call has ended; if the caller is cancelled before that, abandon the thread."""
         worker = call.worker
         try:
-            await call.told
+            await call.notified
         except asyncio.CancelledError:
             if not call.ended:
                 self._left.add(worker)
@@ -102,31 +102,31 @@ class Threads:
 
 
 class Call:
-    """A call of a function in a thread. The thread writes how it ended before the event loop is told."""
+    """A call of a function in a thread. The thread stores the result, then notifies the event loop."""
 
     def __init__(self, worker: _Worker, function: Callable[..., Any], given: tuple[Any, ...]) -> None:
         self.worker = worker
         self.given = given
         self.began = time.monotonic()
         self.ended = False
-        self.told: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.notified: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._function = function
         self._context = copy_context()
         self._value: Any = None
         self._error: BaseException | None = None
 
     def result(self) -> Any:
-        """Return what the function returned, or raise what it raised; to be asked once, after it ended."""
+        """Return what the function returned, or raise what it raised. Call this once, after the end."""
         error, self._error = self._error, None
         if error is None:
             return self._value
         try:
             if isinstance(error, StopIteration) or not isinstance(error, Exception):
-                # To the awaiting task these would mean something else: the end of iteration, or an exit.
+                # The awaiting task would take these for the end of an iteration, or for an exit.
                 raise Retry(describe(error))
             raise error
         finally:
-            # An exception whose traceback leads back to itself waits for a garbage collection.
+            # Avoid a reference cycle from the traceback to the exception, which only a collection would free.
             del error
 
     def run(self) -> None:
@@ -143,11 +143,11 @@ class Call:
         del error
         # The event loop may have ended before an abandoned function returns.
         with suppress(RuntimeError):
-            self.told.get_loop().call_soon_threadsafe(self._tell)
+            self.notified.get_loop().call_soon_threadsafe(self._tell)
 
     def _tell(self) -> None:
-        if not self.told.done():
-            self.told.set_result(None)
+        if not self.notified.done():
+            self.notified.set_result(None)
 
     def _report(self, error: BaseException | None) -> None:
         """Log how an abandoned call ended: an operator may have to decide about its event."""

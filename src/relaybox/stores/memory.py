@@ -112,7 +112,7 @@ class DestinationState:
     rate_at: float = 0.0
 
     def paused(self, now: float) -> bool:
-        """True if it is paused now."""
+        """True if the destination is paused now."""
         return self.paused_at is not None and (self.paused_until is None or self.paused_until > now)
 
     def held(self, now: float, *, probe: bool) -> Held | None:

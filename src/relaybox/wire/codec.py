@@ -70,7 +70,7 @@ def encode_headers(headers: Mapping[str, Any] | None, limits: Limits) -> str:
     if not headers:
         return "{}"
     if not isinstance(headers, Mapping):
-        raise PayloadError("headers", f"{shorten(headers)} is no mapping; give a dict of names and values")
+        raise PayloadError("headers", f"{shorten(headers)} is not a mapping; give a dict of names and values")
     for name in headers:
         if not isinstance(name, str) or not name:
             raise PayloadError("headers", f"the name {shorten(name)} is refused; use a string, not empty")
@@ -166,7 +166,7 @@ def _float(value: float, limits: Limits, room: int) -> float:
 def _decimal(value: Decimal, limits: Limits, room: int) -> str:
     if value.is_finite():
         return str(value)
-    raise _Refused(f"{value!r} is no number; send None or a string")
+    raise _Refused(f"{value!r} is not a number; send None or a string")
 
 
 def _datetime(value: datetime, limits: Limits, room: int) -> str:

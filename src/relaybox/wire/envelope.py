@@ -256,7 +256,7 @@ def unpack(message: Received) -> Event:
     try:
         event_id = UUID(message.message_id)
     except ValueError:
-        raise Malformed("the message's id is no UUID") from None
+        raise Malformed("the message's id is not a UUID") from None
     content = _content(message, event_id)
     headers = message.headers
     return Event(
@@ -274,7 +274,7 @@ def unpack(message: Received) -> Event:
 def _content(message: Received, event_id: UUID) -> _Content:
     kind = media_type(message.content_type)
     if kind not in CONTENT_TYPES:
-        raise Malformed(f"the content type is none of {', '.join(CONTENT_TYPES)}")
+        raise Malformed(f"the content type is not one of {', '.join(CONTENT_TYPES)}")
     if kind == BYTES:
         return _Content(message.body)
     try:
@@ -297,7 +297,7 @@ def _content(message: Received, event_id: UUID) -> _Content:
 
 def _cloudevent(body: Any, event_id: UUID) -> _Content:
     if not isinstance(body, dict) or body.get("specversion") != "1.0":
-        raise Malformed("the body is no CloudEvent of version 1.0")
+        raise Malformed("the body is not a CloudEvent of version 1.0")
     if body.get("id") != str(event_id):
         raise Malformed("the CloudEvent's id is not that of the message")
     kind, key = body.get("aggregatetype", ""), body.get("subject", "")
@@ -315,7 +315,7 @@ def _payload_of(body: dict[str, Any]) -> Any:
 
 def _text(value: Any, field: str) -> str:
     if not isinstance(value, str):
-        raise Malformed(f"{field} is no text")
+        raise Malformed(f"{field} is not a string")
     return value
 
 

@@ -58,7 +58,7 @@ async def test_the_other_kind_of_call_says_which_one_to_use(place: Place) -> Non
 )
 def test_an_unsupported_connection_is_named_with_the_supported_ones(connection: Any) -> None:
     kind = type(connection).__qualname__
-    with pytest.raises(UnsupportedConnection, match=rf"^{kind} is no connection.*psycopg.*asyncmy"):
+    with pytest.raises(UnsupportedConnection, match=rf"^{kind} is not a connection.*psycopg.*asyncmy"):
         make_outbox("sqlite://").emit(connection, *ORDER)
 
 
@@ -256,7 +256,8 @@ def test_sqlalchemy_over_a_driver_that_is_not_known_is_refused() -> None:
             return getattr(self._connection, name)
 
     engine = sa.create_engine("sqlite://", creator=Wrapped, poolclass=sa.NullPool)
-    with Session(engine) as session, pytest.raises(UnsupportedConnection, match="Wrapped is no connection"):
+    refused = pytest.raises(UnsupportedConnection, match="Wrapped is not a connection")
+    with Session(engine) as session, refused:
         make_outbox("sqlite://").emit(session, *ORDER)
 
 

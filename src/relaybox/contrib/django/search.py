@@ -62,7 +62,7 @@ class QuerySetRows:
         nulls = self._queryset.filter(**{f"{self._id}__isnull": True})
         if self._field.null and await self._call(nulls.exists):
             fix = "leave those rows out with filter(), or name another field with Source(id=…)"
-            raise ConfigError(f"{self._source.told}: {self._id} is null in some rows; {fix}")
+            raise ConfigError(f"{self._source.label}: {self._id} is null in some rows; {fix}")
 
     async def count(self) -> int:
         """Return the number of documents."""
@@ -231,18 +231,18 @@ def _check_clauses(source: Source, queryset: Any) -> None:
     for what, found in refused.items():
         if found:
             why = "a document is one row of a table, which is locked, and pages go by its id"
-            raise ConfigError(f"{source.told}: the QuerySet has {what}; leave it out: {why}")
+            raise ConfigError(f"{source.label}: the QuerySet has {what}; leave it out: {why}")
 
 
 def _check_place(source: Source, using: str, outbox: Outbox) -> None:
     own = getattr(outbox, "using", None)
     if own is None:
         fix = "use relaybox.contrib.django.outbox.get_outbox(), or `manage.py outbox`"
-        raise ConfigError(f"{source.told}: a QuerySet needs the project's own outbox; {fix}")
+        raise ConfigError(f"{source.label}: a QuerySet needs the project's own outbox; {fix}")
     if own != using:
         fix = f"choose it with using={using!r}, or read the documents with .using({own!r})"
         raise ConfigError(
-            f"{source.told}: the documents are in the database {using!r}, the outbox in {own!r}; {fix}"
+            f"{source.label}: the documents are in the database {using!r}, the outbox in {own!r}; {fix}"
         )
 
 
@@ -257,8 +257,8 @@ def _id(source: Source, queryset: Any) -> Any:
     if field is None or not getattr(field, "concrete", False):
         hint = did_you_mean(source.id, names)
         fix = "name the field of the documents' ids with Source(id=…)"
-        raise ConfigError(f"{source.told}: {model.object_name} has no field {source.id!r}{hint}; {fix}")
+        raise ConfigError(f"{source.label}: {model.object_name} has no field {source.id!r}{hint}; {fix}")
     if chosen and field.attname not in chosen:
         fix = f"add {field.attname!r} to it"
-        raise ConfigError(f"{source.told}: values() leaves out the documents' ids; {fix}")
+        raise ConfigError(f"{source.label}: values() leaves out the documents' ids; {fix}")
     return field

@@ -1,9 +1,9 @@
-"""What upkeep knows of destinations: what this relay's settings say, and what other relays said of theirs.
+"""Find the destination settings that upkeep uses: this relay's, and those that other relays reported.
 
-Relays may differ, at least during a deploy. So each writes what it knows to the database, again and again as
-long as it runs. What was said of a destination lately holds; if no relay that runs knows it, what was said
-last; if nothing was ever said, its rows are left alone. Where relays differ, what harms none of them holds:
-the longest retention, and order and blocking by a failed event if one of them wants it.
+Relays may have different settings, at least during a deploy. So each running relay writes its settings to the
+database, again and again. Upkeep uses the settings reported lately. If no running relay knows a destination,
+it uses the last report; without any report it leaves the rows alone. If relays differ, it uses what is safe
+for all: the longest retention, and order and blocking by a failed event if any relay wants them.
 """
 
 from __future__ import annotations
@@ -20,28 +20,28 @@ from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Said, Setting
 
 AGAIN = 60.0
-"""Seconds after which what was said is said again."""
+"""Seconds after which a relay reports its settings again."""
 SILENT = 600.0
-"""Seconds after which nobody runs any more who would say it, with every sweep at least."""
+"""Seconds after which a report is outdated. A running relay repeats its report at least with every sweep."""
 
 log = logging.getLogger(__name__)
 
 
 class Agreement:
-    """What holds for every destination that somebody knows, as this relay sees it."""
+    """Reports this relay's settings, and returns those that upkeep uses for every known destination."""
 
     def __init__(self, upkeep: SqlUpkeep, destinations: Iterable[Destination], name: str) -> None:
         self._upkeep = upkeep
         self._mine = {destination.name: setting_of(destination) for destination in destinations}
         self._name = name
         self.runs = False
-        """Whether it runs on, and says itself what it knows; what ends soon only if nobody else says it."""
+        """True if this relay keeps running. It then reports even settings that another relay also reports."""
         self._reported: dict[str, set[Setting]] = {}
         self._alone = False
         self._known: Mapping[str, frozenset[str]] = {}
 
     async def __call__(self) -> dict[str, Setting]:
-        """Say what has to be said, and learn what holds."""
+        """Report settings if due, and return those to use by destination."""
         try:
             said = await self._upkeep.said()
         except NoTables as error:
@@ -53,7 +53,8 @@ class Agreement:
             if one.age < AGAIN and (not self.runs or one.relay == self._name)
         }
         new = {name: setting for name, setting in self._mine.items() if (name, setting) not in lately}
-        # By one who knows the destination: what was said last holds where nobody runs that does.
+        # Replace outdated reports only for destinations that this relay has. For others, the last report
+        # is still in use if no running relay has the destination.
         known = [one for one in said if one.destination in self._mine and one.relay != self._name]
         outdated = [one for one in known if one.age > SILENT]
         if new or outdated:
@@ -63,28 +64,28 @@ class Agreement:
         return {name: holds(each) for name, each in by_destination(said).items()}
 
     async def introduce(self) -> None:
-        """Say all that this relay has, before it is a member: the others then never know a part of it."""
+        """Report all settings before joining, so that other relays never see only some of them."""
         try:
             await self._upkeep.say(self._name, self._mine, ())
         except NoTables as error:
             self._known_alone(error)
 
     def strange(self, members: Collection[str]) -> bool:
-        """Whether one of them may have said by now what it has. That stays so as long as it lives."""
+        """True if a member's destinations are not known yet. Once known, they stay the same while it runs."""
         return not self._alone and bool(set(members) - self._known.keys() - {self._name})
 
     async def meet(self, members: Collection[str]) -> None:
-        """Learn which destinations they have."""
+        """Read which destinations the members have."""
         with suppress(NoTables):
             known = await self._upkeep.known()
             self._known = {name: known[name] for name in members if name in known}
 
     def may_have(self, member: str, destination: str) -> bool:
-        """Whether that relay may have the destination. One that said nothing, of an older release, may."""
+        """True if that relay may have the destination; also if it reports nothing, as older releases do."""
         return member not in self._known or destination in self._known[member]
 
     async def leave(self) -> None:
-        """Say no longer what was said: nothing need be done as if this relay still ran."""
+        """Mark this relay's reports as outdated, because it no longer runs."""
         with suppress(NoTables):
             await self._upkeep.fall_silent(self._name)
 
@@ -95,7 +96,7 @@ class Agreement:
         return dict(self._mine)
 
     def _report(self, said: Iterable[Said]) -> None:
-        """Say once how relays differ, until they differ in another way."""
+        """Log how relays differ, once for each difference."""
         found = differences(said)
         for name, each in found.items():
             settings = {one.setting for one in each}
@@ -108,14 +109,14 @@ class Agreement:
 
 
 def setting_of(destination: Destination) -> Setting:
-    """What upkeep needs to know of a destination."""
+    """Return the settings of a destination that upkeep needs."""
     on_failed = destination.on_failed
     assert on_failed is not None, "a destination that was made has one"
     return Setting(float(destination.retention), destination.ordered, on_failed)
 
 
 def by_destination(said: Iterable[Said]) -> dict[str, list[Said]]:
-    """By destination what was said of it lately; where nothing was, what was said last."""
+    """Return the latest reports by destination; the outdated ones if there are no others."""
     every: dict[str, list[Said]] = defaultdict(list)
     for one in said:
         every[one.destination].append(one)
@@ -123,7 +124,7 @@ def by_destination(said: Iterable[Said]) -> dict[str, list[Said]]:
 
 
 def holds(said: Iterable[Said]) -> Setting:
-    """What harms none of those who said this."""
+    """Return the settings that are safe for all these relays."""
     settings = [one.setting for one in said]
     return Setting(
         retention=max(setting.retention for setting in settings),
@@ -133,13 +134,13 @@ def holds(said: Iterable[Said]) -> Setting:
 
 
 def differences(said: Iterable[Said]) -> dict[str, list[Said]]:
-    """What was said of the destinations of which relays that run do not say the same."""
+    """Return the reports of running relays for destinations where they differ."""
     lately = by_destination(one for one in said if one.age <= SILENT)
     return {name: each for name, each in lately.items() if len({one.setting for one in each}) > 1}
 
 
 def describe(name: str, said: Iterable[Said]) -> str:
-    """How relays differ in a destination, and what holds."""
+    """Return a text that says how relays differ on a destination, and which settings upkeep uses."""
     by_setting: Mapping[Setting, Said] = {one.setting: one for one in said}
     each = "; ".join(f"{one.relay} has {_words(one.setting)}" for one in by_setting.values())
     return f"{name!r}: {each}. Until they agree upkeep goes by {_words(holds(by_setting.values()))}"

@@ -1,7 +1,7 @@
 """A test event on a schedule, which proves the whole path: emitted, claimed, sent, acknowledged, settled.
 
-The leader sends it, and looks at its row until it is delivered; only then, or when it failed, it sends the
-next. A new leader goes on with it, so that an outage leaves one behind and not hundreds.
+The leader sends it, and checks its row until it is delivered or failed; only then it sends the next. A new
+leader continues with it, so that an outage leaves one test event behind and not hundreds.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ from relaybox.core.clock import Clock
 from relaybox.stores.ledger import Entry
 
 LOOK = 1.0
-"""Seconds between two looks."""
+"""Seconds between two checks."""
 GRACE = 30.0
-"""Seconds beyond its time after which an acknowledgement that has not come is overdue."""
+"""Seconds beyond the interval after which a missing acknowledgement is overdue."""
 
 log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
-    """What is done with the rows of test events; ``operate.canary`` does it."""
+    """Writes, reads and deletes the rows of test events; ``operate.canary`` implements it."""
 
     async def send(self) -> UUID:
-        """Write another; its id."""
+        """Write a new test event and return its id."""
         ...
 
     async def look(self, id_: UUID) -> Entry | None:
-        """The row of that id."""
+        """Return the row with that id."""
         ...
 
     async def left(self) -> Entry | None:
-        """One that was sent before, by whomever, and is not delivered."""
+        """Return an undelivered test event of this or an earlier leader."""
         ...
 
     async def forget(self, id_: UUID) -> None:
-        """Delete one that failed."""
+        """Delete a test event that failed."""
         ...
 
 
@@ -56,7 +56,7 @@ class Canary:
     ) -> None:
         self.destination = destination
         self.refused: str | None = None
-        """Why the last one failed, until one is acknowledged."""
+        """Why the last test event failed, until one is acknowledged."""
         self._service = service
         self._every = every
         self._clock = clock
@@ -64,7 +64,7 @@ class Canary:
         self._wake = wake
         self._event: UUID | None = None
         self._sure = False
-        """Whether there is none but ``_event``."""
+        """True if there is certainly no other test event than ``_event``."""
         self._sent = 0.0
         self._next = 0.0
         self._well: float | None = None
@@ -72,22 +72,22 @@ class Canary:
 
     @property
     def overdue(self) -> float | None:
-        """For how many seconds nothing was acknowledged, if that is longer than it may be."""
+        """Return the seconds without an acknowledgement if they are too many, else None."""
         seconds = self.unproven
         return seconds if seconds > self._every + GRACE else None
 
     @property
     def unproven(self) -> float:
-        """For how many seconds nothing was acknowledged."""
+        """Return the seconds without an acknowledgement."""
         return 0.0 if self._well is None else self._clock.now() - self._well
 
     def rest(self) -> None:
-        """Another relay leads: its test events count."""
+        """Forget everything, because another relay leads and sends the test events."""
         self._event = self._well = self.refused = None
         self._sure = False
 
     async def look(self) -> None:
-        """See what became of the last one, and send the next when it is time."""
+        """Check the last test event, and send the next if it is due."""
         now = self._clock.now()
         if self._well is None:
             self._well = self._next = now
@@ -99,7 +99,7 @@ class Canary:
             await self._send(now)
 
     async def _adopt(self, now: float) -> None:
-        """Go on with what another leader left, or this one wrote without hearing that it did."""
+        """Continue with a test event of another leader, or one from a failed call that was still written."""
         entry = await self._service.left()
         if entry is not None:
             self._event = entry.id
@@ -125,7 +125,7 @@ class Canary:
             return
         elif entry is None or entry.status == "delivered":
             self._acknowledge(entry)
-        # What somebody discarded proves nothing: the next one is to.
+        # A discarded test event proves nothing, so send another.
         self._event = None
 
     def _fail(self, entry: Entry) -> None:
@@ -140,6 +140,6 @@ class Canary:
         if entry is not None and entry.delivered_at is not None:
             seconds = (entry.delivered_at - entry.created_at).total_seconds()
         else:
-            # It is deleted when it is delivered.
+            # Without retention the row is deleted on delivery.
             seconds = self._well - self._sent
         self._acknowledged(self.destination, max(0.0, seconds))

@@ -1,4 +1,4 @@
-"""Upkeep as a task beside the lanes: a relay is seen and counts; the leader keeps all the rest in order."""
+"""Run upkeep beside the lanes: each relay sends heartbeats and writes counts; the leader does the rest."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Member, Router
 
 RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
-"""Seconds between two runs of a job; whoever routes or samples keeps an interval of its own."""
+"""Seconds between two runs of a job. Routing and sampling then check an interval of their own."""
 
 TURNS = 10
-"""Turns of the leader to one of each other relay, at most: with a sweep a relay says what it knows."""
+"""The most turns of the leader for one of another relay: with every sweep a relay reports its settings."""
 
 AGAIN = 1.0
-"""Seconds after which a heartbeat or a sweep that failed is tried again: something may wait for it."""
+"""Seconds after which a failed heartbeat or sweep is repeated: something may wait for it."""
 
 log = logging.getLogger(__name__)
 
@@ -42,7 +42,7 @@ Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
-    """The rounds of a single run; None: left out, as what is led is where another relay leads."""
+    """The rounds of a single run; None if a job was left out, such as the leader's if another relay leads."""
 
     pruned: Round | None = None
     swept: Round | None = None
@@ -50,11 +50,12 @@ class Chores(NamedTuple):
 
 
 class Caretaker:
-    """Does the upkeep of one relay, and writes what its ``tally``, one of its observers, counts.
+    """Does the upkeep of one relay, and writes the counts of its ``tally``, one of its observers.
 
-    ``router`` knows the routes, if there are any; ``wake`` is told where it has sent something. The inbox
-    remembers for ``inbox_window`` seconds, an idempotency key is kept ``idempotency_window`` seconds longer
-    than its event is open. ``canary`` proves the path while this relay leads, ``samples`` are for the charts.
+    - ``router``: routes unrouted events; ``wake`` is called with the destinations that got some.
+    - ``inbox_window``: seconds for which inbox marks are kept.
+    - ``idempotency_window``: seconds for which an idempotency key is kept after its event is final.
+    - ``canary``: sends test events while this relay leads. ``samples``: stores samples for the charts.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Caretaker:
         self._meeting: asyncio.Task[bool] | None = None
 
     async def run(self) -> None:
-        """Do every job in its time until stopped; then write the last counts, resign and leave."""
+        """Run every job on its schedule until stopped; then write the last counts, resign and leave."""
         self._agreement.runs = True
         await self._try("beat", self._beat)
         await self._try("lead", self._lead)
@@ -118,13 +119,13 @@ class Caretaker:
         await self._try("leave", self.membership.leave)
 
     def stop(self) -> None:
-        """Let ``run`` end after what is under way. Call it when the lanes have stopped."""
+        """Let ``run`` end after the running jobs. Call it when the lanes have stopped."""
         self._stopping.set()
 
     async def once(self, *, prune: bool = True, sweep: bool = True) -> Chores:
-        """One sweep, and one round of each job that is led unless another relay leads; counts are written.
+        """Sweep, write counts, and run one round of each of the leader's jobs unless another relay leads.
 
-        ``prune`` or ``sweep`` alone leaves the others out; to route what is unrouted goes with the sweep.
+        ``prune`` and ``sweep`` select the jobs; unrouted events are routed with ``sweep``.
         """
         swept = await self._sweep() if sweep else None
         await self.flush()
@@ -144,11 +145,11 @@ class Caretaker:
             await self._try("resign", self.leadership.resign)
 
     def set_time(self, now: datetime) -> None:
-        """The database has just said what time it is."""
+        """Set the time that the database has just returned."""
         self.tally.time.set(now)
 
     async def flush(self) -> None:
-        """Write what was counted."""
+        """Write the counts."""
         await self.tally.flush(self._upkeep)
 
     async def _beat(self) -> None:
@@ -158,7 +159,7 @@ class Caretaker:
         await self._beat()
         alive = self.membership.alive
         if self._agreement.strange(alive) and (self._meeting is None or self._meeting.done()):
-            # Beside it: no beat is to wait for another table.
+            # Use another task, so that no heartbeat waits for another table.
             meet = partial(self._agreement.meet, alive)
             self._meeting = jobs.create_task(self._try("learn what destinations others have", meet))
 
@@ -174,9 +175,9 @@ class Caretaker:
             self._elected.set()
 
     async def _sweep_in_turn(self) -> None:
-        """Sweep when the relay begins, and when it begins to lead.
+        """Sweep when the relay starts, and when it begins to lead.
 
-        Then the leader sweeps every so often, and so do the others in turn: it may be of an older version.
+        After that the leader sweeps regularly, and the others in turn: the leader may have an older version.
         """
         pause = 0.0
         while await self._rest(pause, self._elected):
@@ -187,14 +188,14 @@ class Caretaker:
             pause = self._turns() * SWEEP if swept else max(AGAIN, self._clock.now() - began)
 
     async def _route_in_turn(self, reroute: Reroute) -> None:
-        """Every relay does it in turn: the leader may not have the route."""
+        """Route in turn with the other relays: the leader may not have the route."""
         term = self.leadership.term
         round_ = await reroute(term, self._turns())
         if term is not None and not round_.led:
             self.leadership.lost()
 
     def _turns(self) -> int:
-        """How many turns of the leader come to one of this relay."""
+        """Return the number of the leader's turns for each turn of this relay."""
         return 1 if self.leadership.term is not None else min(max(1, len(self.membership.alive)), TURNS)
 
     def _led(self, job: Callable[[int], Awaitable[Round]]) -> Job:
@@ -206,13 +207,13 @@ class Caretaker:
         return led
 
     async def _every(self, seconds: float, doing: str, job: Job, *, again: float = math.inf) -> None:
-        """Do it so often; after a failure ``again`` so many seconds later, if that is sooner."""
+        """Run a job every ``seconds``; after a failure run it ``again`` seconds later, if that is sooner."""
         pause = seconds
         while await self._rest(pause):
             pause = seconds if await self._try(doing, job) else min(seconds, again)
 
     async def _try(self, doing: str, job: Job) -> bool:
-        """Do it, and say whether that worked; what goes wrong is logged once until it goes right again."""
+        """Run a job; return True if it succeeded. Log a failure only once until the job succeeds again."""
         try:
             await job()
         except Exception as error:
@@ -227,7 +228,7 @@ class Caretaker:
         return True
 
     async def _rest(self, seconds: float, *events: asyncio.Event) -> bool:
-        """Wait so long, or for one of the events, or until stopped; whether to go on."""
+        """Wait for the time, one of the events, or the stop; return True unless stopped."""
         ends = [event.wait() for event in (self._stopping, *events)]
         waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), *ends)]
         try:

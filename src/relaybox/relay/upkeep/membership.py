@@ -1,19 +1,19 @@
-"""Which relays are alive, which of them leads, and what part of a destination's limit is this one's.
+"""Know which relays are alive, which one leads, and this relay's share of a destination's concurrency.
 
-At no moment may the parts in use sum to more than the whole, whatever beats fail, whoever joins or stalls:
+The shares in use must never add up to more than the whole, even if heartbeats fail, or relays join or stall:
 
-- A member works on the list of its last beat for no longer than ``live`` seconds after that beat began. By
-  then at the latest the others no longer count it, and it has to join again.
-- To join is to write the row, commit, and then read who is alive. Whoever reads later finds the newcomer.
-  Whoever read earlier works on that list for ``live`` seconds at most: so long the newcomer waits. Where it
-  finds itself alone, there is nobody to wait for.
-- A member goes on in one transaction. Whoever joins before that is committed still finds its last row, unless
-  it has taken so long that the row was too old; then it has to join.
-- A member that is known to have died, because it ran on this host, is taken off the list at once.
-- So the list of a member at work names every member at work. A list that names more of them than there are
-  gives a part that is smaller, never larger.
-- Of the list only those count who ``may_have`` the destination. One that has said what it has, before it
-  joined, and did not name the destination, sends nothing there. Any other counts.
+- A member uses the list of its last heartbeat for at most ``live`` seconds after that heartbeat began. After
+  that the others no longer count it, and it must join again.
+- To join, a relay writes its row, commits, and then reads who is alive. A relay that reads later finds the
+  newcomer. A relay that read earlier uses its list for at most ``live`` seconds, so the newcomer waits that
+  long. If it finds only itself, it need not wait.
+- A member's heartbeat is one transaction. A relay that joins before its commit still finds the member's last
+  row. If the commit took so long that the row became too old, the member must join again.
+- A member that is known to have died, because it ran on this host, is removed at once.
+- So the list of every working member names all working members. A list with more names than that gives a
+  smaller share, never a larger one.
+- For a destination, only those members count that ``may_have`` it. A relay that reported its destinations
+  before it joined, without this one, sends nothing there. All others count.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from relaybox.stores.upkeep import Beat, Member
 INTERVAL = 2.0
 """Seconds between heartbeats."""
 LIVE = 3
-"""Heartbeats that may fail before a member no longer counts."""
+"""Intervals without a heartbeat after which a member no longer counts."""
 LEASE = 15.0
-"""Seconds for which a leader is elected; it renews three times as often."""
+"""Seconds for which a leader is elected. It renews three times in that time."""
 
 
 def share(total: int, names: Sequence[str], me: str) -> int:
-    """The part of ``total`` that is mine; what does not divide goes to the first by name."""
+    """Return my share of ``total``; the remainder goes to the first by name."""
     if me not in names:
         return 0
     part, rest = divmod(total, len(names))
@@ -43,7 +43,7 @@ def share(total: int, names: Sequence[str], me: str) -> int:
 
 
 class Membership:
-    """This relay among the others; it will ``introduce`` itself before it joins."""
+    """This relay's membership among the others; ``introduce`` is called before it joins."""
 
     def __init__(
         self,
@@ -69,12 +69,12 @@ class Membership:
         self._starts = math.inf
 
     async def join(self) -> Beat:
-        """Become a member, as if this one had never been one."""
+        """Join as a new member."""
         self._began, self._starts = -math.inf, math.inf
         return await self.beat()
 
     async def beat(self) -> Beat:
-        """Be seen and see the others; joins where that is due. A beat that raised may be tried again."""
+        """Send a heartbeat and read who is alive; join if necessary. A failed heartbeat may be repeated."""
         joins = self._clock.now() - self._began >= self.live
         if joins and self._introduce is not None:
             await self._introduce()
@@ -83,33 +83,33 @@ class Membership:
         ended = self._clock.now()
         late = ended - self._began >= self.live
         if late and not joins:
-            # The row may have been too old for a while before this beat was committed.
+            # The row may have been too old for a while before this heartbeat was committed.
             return await self.join()
         if self._member.name not in beat.alive:
-            # The commit took so long that this was no sign of life for anybody.
+            # The commit took so long that other relays did not see this heartbeat in time.
             began, self._starts = -math.inf, math.inf
         elif beat.alive == (self._member.name,):
             self._starts = min(self._starts, ended)
         elif late:
-            # The row may have been too old for a while before this beat was committed.
+            # The row may have been too old for a while before this heartbeat was committed.
             self._starts = ended + self.live
         self._began, self.alive = began, beat.alive
         return beat
 
     async def _bury(self, beat: Beat) -> Beat:
-        """Without the members that are known to have died: they use nothing any more."""
+        """Remove members that are known to have died; they no longer use a share."""
         dead = [name for name in beat.alive if self._died(name)]
         for name in dead:
             await self._upkeep.leave(name)
         return replace(beat, alive=tuple(name for name in beat.alive if name not in dead))
 
     async def leave(self) -> None:
-        """Be no longer a member; call it when nothing is sent any more."""
+        """Leave. Call it when nothing is being sent any more."""
         self._began, self._starts = -math.inf, math.inf
         await self._upkeep.leave(self._member.name)
 
     def share(self, destination: str, total: int) -> int:
-        """The part of ``total`` that this relay may use there: none before it may start, or out of touch."""
+        """Return this relay's share of ``total``; 0 before it may start, or if its heartbeat is late."""
         now = self._clock.now()
         if now < self._starts or now - self._began >= self.live:
             return 0
@@ -119,7 +119,7 @@ class Membership:
 
 
 class Leadership:
-    """This relay's claim to lead: a lease from the database, whose term fences what is done under it."""
+    """This relay's leadership: a lease from the database. Its term number fences the leader's work."""
 
     def __init__(self, upkeep: SqlUpkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
         self._upkeep = upkeep
@@ -131,21 +131,21 @@ class Leadership:
 
     @property
     def term(self) -> int | None:
-        """The term under which this relay leads; None: it does not, or cannot know it any more."""
+        """Return the term in which this relay leads, or None if it does not, or is no longer sure."""
         return self._term if self._clock.now() < self._until else None
 
     async def renew(self) -> int | None:
-        """Lead, go on leading, or learn that another does; the term."""
+        """Become or stay the leader if no other relay leads; return the term, or None."""
         began = self._clock.now()
         self._term = await self._upkeep.lead(self._name, self._lease)
         self._until = began + self._lease
         return self.term
 
     def lost(self) -> None:
-        """The database said that the term is over."""
+        """End the term, because the database said that it is over."""
         self._term = None
 
     async def resign(self) -> None:
-        """Let another lead at once."""
+        """End the term, so that another relay can lead at once."""
         self._term = None
         await self._upkeep.resign(self._name)

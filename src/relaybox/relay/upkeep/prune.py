@@ -1,4 +1,4 @@
-"""Removes what was kept long enough: delivered and discarded rows, and what the side tables gather."""
+"""Remove rows after their retention: delivered and discarded deliveries, and rows of the side tables."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from relaybox.stores.upkeep import History, Setting, Slice
 Place = TypeVar("Place")
 
 BATCH = 1000
-"""Rows removed, or looked at, in one transaction."""
+"""Rows removed or checked in one transaction."""
 BATCHES = 500
-"""In one round: with their rests it is over before the next one is due."""
+"""Batches in one round: with its rests, the round ends before the next one is due."""
 STEPS = 10
-"""Of each walk through a table that has no index for what is looked for, in one round."""
+"""Steps in one round of each walk through a table without a suitable index."""
 DAY = 86_400.0
 IDEMPOTENCY_WINDOW = 30 * DAY
 UNROUTED = 7 * DAY
-"""For what was discarded before any destination got it."""
+"""Seconds to keep events that were discarded unrouted."""
 HISTORY: dict[History, float] = {"stats": 30 * DAY, "audit": 365 * DAY}
-"""Of what is kept for the same time everywhere."""
+"""Seconds to keep rows that no setting covers."""
 
 
 class Prune:
-    """Prunes round by round; the walks go on where the last round left them."""
+    """Prunes round by round; each walk continues where the last round left it."""
 
     def __init__(
         self,
@@ -54,7 +54,7 @@ class Prune:
         self._orphans = _Walk(partial(upkeep.prune_orphans, limit=BATCH))
 
     async def __call__(self, term: int) -> Round:
-        """One round under this term."""
+        """Run one round under this term."""
         self._known = await self._agreement()
         kept = [name for name in await self._upkeep.kept() if name in self._known]
         delivered = partial(self._upkeep.prune_delivered, limit=BATCH)
@@ -66,7 +66,7 @@ class Prune:
         return await take_turns(term, works, self._clock, self._rest, BATCHES)
 
     def _age(self, destination: str) -> float:
-        """So long its rows are kept: what nobody knows, for good."""
+        """Return the seconds to keep a destination's rows: forever if no relay knows it."""
         if not destination:
             return UNROUTED
         known = self._known.get(destination)
@@ -78,7 +78,7 @@ class Prune:
 
 
 class _Walk(Generic[Place]):
-    """Goes through rows step by step, and from the end back to the beginning, round after round."""
+    """Goes through rows step by step, round after round; after the end it starts again."""
 
     def __init__(self, step: Callable[..., Awaitable[Slice[Place] | None]]) -> None:
         self._step = step
@@ -86,7 +86,7 @@ class _Walk(Generic[Place]):
         self._steps = 0
 
     def begin(self, steps: int) -> Work:
-        """The work of one round."""
+        """Return the work of one round."""
         self._steps = steps
         return self._work
 

@@ -1,4 +1,4 @@
-"""A round of upkeep: several works in turns, batch by batch, with rests that leave the database to others."""
+"""Run a round of upkeep: several works take turns, batch by batch, with rests to spare the database."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from relaybox.core.clock import Clock
 from relaybox.errors import Locked, RowRefused, StoreError
 
 REST = 0.05
-"""Seconds after a batch that found something, at least; after one that took longer, as long as it took."""
+"""Seconds to rest after a batch that found something; longer if the batch took longer."""
 
 
 class Batch(NamedTuple):
-    """What one batch of a work did, and whether another is worth while."""
+    """The result of one batch: the rows it changed, and whether there may be ``more``."""
 
     changed: int
     more: bool
 
 
 class Round(NamedTuple):
-    """What a round did. ``done``: nothing was left over; ``led``: the term lasted."""
+    """The result of a round. ``done``: nothing is left to do; ``led``: the term lasted until the end."""
 
     changed: int = 0
     done: bool = True
@@ -28,16 +28,16 @@ class Round(NamedTuple):
 
 
 Work: TypeAlias = Callable[[int], Awaitable[Batch | None]]
-"""Does a batch under a term; None: the term is over."""
+"""Does a batch under a term; returns None if the term is over."""
 Rest: TypeAlias = Callable[[float], Awaitable[bool]]
-"""Waits so many seconds; whether to go on."""
+"""Waits so many seconds; returns True to go on."""
 
 
 async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest, batches: int) -> Round:
-    """Do about ``batches`` in all, at least one of each work; each gets its turn until it has no more to do.
+    """Run about ``batches`` in all, at least one of each work; works take turns until nothing is left to do.
 
-    A work that meets a lock or a row that cannot be written ends for this round. The others go on, and then
-    the first such error is raised.
+    A work that meets a lock, or a row that cannot be written, stops for this round. The others go on; at the
+    end the first such error is raised.
     """
     changed, line = 0, list(works)
     problem: StoreError | None = None

@@ -1,8 +1,8 @@
-"""Gives events to their destinations that no route took when they were emitted.
+"""Give unrouted events to their destinations: those that no route took when they were emitted.
 
-Routes change when a process starts, so the first round comes at once when a relay starts or begins to lead.
-The others take turns, as the leader may not have the route, and route under its term. To hold the term is to
-hold a lock: one relay routes at a time, so an event is routed once, and no other of its key overtakes it.
+Routes change when a process starts, so a relay routes at once when it starts or begins to lead. The leader
+may not have the route, so the other relays take turns and route under the leader's term. Routing holds a lock
+on the term. So one relay routes at a time, each event is routed once, and none overtakes another of its key.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ from relaybox.stores.upkeep import Router, Target, Turn, Waiting
 from relaybox.wire.codec import decode
 
 BATCH = 1000
-"""Events looked at before the next rest."""
+"""Events checked before the next rest."""
 BATCHES = 200
-"""In one round: with their rests it is over before the next one is due."""
+"""Batches in one round: with its rests, the round ends before the next one is due."""
 INTERVAL = 30.0
-"""Seconds from the end of a round of the leader to its next."""
+"""Seconds from the end of the leader's round to its next."""
 
 log = logging.getLogger(__name__)
 
 Wake = Callable[[Iterable[str]], None]
-"""Told of the destinations that have got something."""
+"""Called with the destinations that got events."""
 
 
 class Reroute:
-    """Routes round by round; a long line of events is gone on with where the last round left it."""
+    """Routes round by round; a round continues where the last one stopped."""
 
     def __init__(self, upkeep: SqlUpkeep, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
@@ -52,7 +52,7 @@ class Reroute:
         self._due = -math.inf
 
     async def __call__(self, mine: int | None, turns: int) -> Round:
-        """One round if it is time, or if my term is a new one; without a term, under that of the leader."""
+        """Run a round if it is due or my term is new; without a term of my own, use the leader's."""
         if mine in (None, self._term) and self._clock.now() < self._due:
             return Round()
         term = await self._upkeep.current_term() if mine is None else mine
@@ -64,7 +64,7 @@ class Reroute:
         return round_
 
     async def round(self, term: int) -> Round:
-        """One round, whenever the last one was."""
+        """Run a round now."""
         self._asked.refused = 0
         round_ = await take_turns(term, [self._batch], self._clock, self._rest, BATCHES)
         self._asked.report()
@@ -74,7 +74,7 @@ class Reroute:
         try:
             routed = await self._upkeep.route(term, self._asked, self._after, BATCH)
         finally:
-            # Also where it broke off: some of it may have been committed.
+            # After an error too: a part may have been committed.
             names, self._asked.named = self._asked.named, set()
             if names:
                 self._wake(names)
@@ -85,7 +85,7 @@ class Reroute:
 
 
 class _Asked:
-    """A router that remembers what it said. An event that it cannot route waits, and holds up no other."""
+    """A router that remembers its answers. An event that it cannot route waits, and others are routed."""
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -111,16 +111,16 @@ class _Asked:
         return targets
 
     def report(self) -> None:
-        """Say it once, until the first that is refused is another."""
+        """Log the refused events, again only if another one is the first."""
         if self.refused and self._problem != self._reported:
             many = "1 event stays" if self.refused == 1 else f"{self.refused} events stay"
-            fix = "mend what makes its ordering key, or use " + command("move '' NAME")
+            fix = "fix what makes its ordering key, or use " + command("move '' NAME")
             log.warning("%s unrouted, the first is %s; %s", many, self._problem, fix)
         self._reported = self._problem if self.refused else ""
 
 
 class StoredRouter:
-    """Routes by the settings of one outbox, and by the ``latest`` routes if they change while it runs."""
+    """Routes by the settings of one outbox, or by its ``latest`` routes if they change at run time."""
 
     def __init__(self, settings: Settings, latest: Callable[[], Sequence[Route]] | None = None) -> None:
         self._given: Sequence[Route] = settings.routes
@@ -129,14 +129,14 @@ class StoredRouter:
         self._latest = latest
 
     def takes(self, event_type: str) -> bool:
-        """Whether any route takes such events."""
+        """True if a route takes events of this type."""
         self._look()
         return bool(self._routes.destinations(event_type))
 
     def targets(self, event: Waiting) -> Sequence[Target]:
-        """Where the event goes now; raises what a key's function raises, or what ``emit`` would.
+        """Return the event's destinations now; raise what its ordering function or ``emit`` would raise.
 
-        One that no destination would be sent, because of a rollout or a shadow, goes on waiting.
+        If a rollout or shadow leaves no destination, return none, so that the event waits.
         """
         self._look()
         names = self._routes.destinations(event.event_type)
@@ -144,7 +144,7 @@ class StoredRouter:
             narrowed = self._routes.narrow(event.event_type, event.aggregate_id)
             names = tuple(name for name in narrowed.destinations if name not in narrowed.shadowed)
         targets = _targets(event, [self._destinations[name] for name in names])
-        # What is ordered has no time of its own: it would hold up its key. So its event waits here.
+        # An ordered delivery cannot be scheduled, because it would hold up its key. So the event waits here.
         if event.scheduled and any(target.ordering_key is not None or target.final for target in targets):
             return ()
         return targets
@@ -153,13 +153,13 @@ class StoredRouter:
         if self._latest is None or (latest := self._latest()) is self._given:
             return
         self._given = latest
-        # A destination that was added since is one of relays that start later.
+        # Skip routes to destinations that were added later: relays that start later have them.
         known = self._destinations.keys()
         self._routes = Routes(route for route in latest if known >= set(route.to))
 
 
 def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:
-    # A payload that cannot be read is no obstacle where nobody asks for it.
+    # Decode the payload only if an ordering function needs it: it may be unreadable.
     asked = any(
         callable(destination.ordering) and (destination.ordered or destination.handed_over)
         for destination in destinations
@@ -181,7 +181,7 @@ def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target
 
 
 def stored_call(event: Waiting, *, payload: bool = True) -> Call:
-    """Return the call that emitted the event, as far as its row tells: ids are text, defaults not given."""
+    """Return the call that emitted the event, as far as its row shows it: ids are text, without defaults."""
     headers: dict[str, Any] = msgspec.json.decode(event.headers)
     tenant = headers.get("tenant")
     own = str(event.event_id)

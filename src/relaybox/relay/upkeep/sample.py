@@ -1,4 +1,4 @@
-"""Looks once a minute at how much waits, for the charts; the leader does it. Nothing between is counted."""
+"""Measure once a minute how much is waiting, for the charts. The leader does it."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.upkeep import Sample, Sampled
 
 CAP = 100_000
-"""Counts go no further than this."""
+"""The largest count; counting stops there."""
 
 DAY = 86_400.0
 AGES: dict[Sampled, float] = {"sample": 30 * DAY, "operation": 90 * DAY}
-"""So long they are kept, in seconds."""
+"""Seconds to keep rows of each kind."""
 
 BATCH = 1_000
 """Rows removed in one transaction."""
 
 BATCHES = 50
-"""In one round."""
+"""Batches in one round."""
 
 
 class Sampling:
-    """Takes a sample of every destination, and one of the whole, when a new minute has begun."""
+    """Takes a sample of every destination, and one of the whole outbox, in every minute."""
 
     def __init__(
         self,
@@ -46,7 +46,7 @@ class Sampling:
         self._done: datetime | None = None
 
     async def __call__(self, term: int) -> Round:
-        """One round under this term; after one that went wrong there is none before the next minute."""
+        """Run one round under this term, once a minute even if the last one failed."""
         minute = minute_of(self._time.now())
         if minute == self._done:
             return Round()
@@ -62,13 +62,13 @@ class Sampling:
         return await take_turns(term, works, self._clock, self._rest, BATCHES)
 
     async def _take(self) -> list[Sample] | None:
-        """Of every destination, of what is unrouted first; None: it was stopped."""
+        """Sample the unrouted events, then every destination; return None if stopped."""
         names = dict.fromkeys(("", *self._configured, *await self._samples.names()))
         taken: list[Sample] = []
         for name in names:
             began = self._clock.now()
             taken.append(await self._samples.measure(name, CAP))
-            # As long as it took: the database is there for others.
+            # Rest for as long as the query took, to spare the database.
             if not await self._rest(self._clock.now() - began):
                 return None
         return taken

@@ -1,8 +1,8 @@
-"""Makes parked rows due that have nothing before them.
+"""Make parked rows due that no earlier row of their key blocks.
 
-Claims and settles do that themselves. This finds what a change of the configuration leaves behind (order, or
-blocking by a failed event, was switched off), what was edited by hand, and the next of a key where a relay of
-an older version died right after it settled an event.
+Normally claims and settles do this. The sweep finds the rows that they miss. A configuration change leaves
+some (order, or blocking by a failed event, was switched off), and so does an edit by hand. A relay of an
+older version leaves the next row of a key if it dies right after it settled an event.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from relaybox.stores.sql.upkeep import SqlUpkeep
 from relaybox.stores.upkeep import Setting
 
 BATCH = 5000
-"""Keys looked at before a rest."""
+"""Keys checked before a rest."""
 ROWS = 1000
-"""Rows made due in one transaction where there is no order any more."""
+"""Rows made due in one transaction if the destination is no longer ordered."""
 BATCHES = 200
-"""In one round."""
+"""Batches in one round."""
 
 
 class Sweep:
-    """Sweeps round by round; a long line of keys is gone on with where the last round left it."""
+    """Sweeps round by round; a round continues where the last one stopped."""
 
     def __init__(self, upkeep: SqlUpkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
         self._upkeep = upkeep
@@ -34,7 +34,7 @@ class Sweep:
         self._after: dict[str, str | None] = {}
 
     async def __call__(self) -> Round:
-        """One round. It is led by nobody: what it does is right whoever does it."""
+        """Run one round. Any relay may do it, at any time: it needs no leader."""
         works: list[Work] = [
             partial(self._ordered if setting.ordered else self._unordered, name, setting)
             for name, setting in (await self._agreement()).items()

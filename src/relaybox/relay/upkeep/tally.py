@@ -1,9 +1,9 @@
-"""Counts what this relay settles, by the minute, for the charts.
+"""Count what this relay settles in each minute, for the charts.
 
-A flush writes the total of a minute, not what was added: a relay's rows are its own, so a flush that is
-repeated, because it may not have been committed, counts nothing twice.
+A flush writes the total of each minute, and each relay has its own rows. So a flush that is repeated, because
+its commit is uncertain, counts nothing twice.
 
-How long deliveries took is counted in buckets, each √2 times as long as the one before: from a millisecond to
+Buckets count how long deliveries took. Each is √2 times as long as the one before, from a millisecond to
 twelve days. Percentiles are exact to a bucket, and counts of several relays and minutes can be added.
 """
 
@@ -24,25 +24,25 @@ from relaybox.stores.store import Claim, Settlement
 from relaybox.stores.upkeep import Minute
 
 KEEP = timedelta(minutes=10)
-"""So long a minute that was written stays in memory: a clock that is set back must not begin it again."""
+"""How long a written minute stays in memory: if the clock is set back, its count must not start again."""
 LAST = 61
-"""The bucket that takes whatever is longer."""
+"""The last bucket, which holds all longer times."""
 FIRST_ENDS = 0.001
 
 
 class DatabaseTime:
-    """Runs with the monotonic clock, from the database's last word on; before that, from the host's time."""
+    """The database's last reported time, advanced by the monotonic clock; at first the host's time."""
 
     def __init__(self, clock: Clock, host_time: Callable[[], datetime]) -> None:
         self._clock = clock
         self.set(host_time())
 
     def set(self, now: datetime) -> None:
-        """The database has just said what time it is."""
+        """Set the time that the database has just returned."""
         self._said, self._at = now, self._clock.now()
 
     def now(self) -> datetime:
-        """What the database would say now."""
+        """Return the database's time now."""
         return self._said + timedelta(seconds=self._clock.now() - self._at)
 
 
@@ -56,7 +56,7 @@ class _Counts:
 
 
 class Tally(Observer):
-    """An observer that counts; ``flush`` writes."""
+    """An observer that counts outcomes; ``flush`` writes the counts."""
 
     def __init__(self, relay: str, time: DatabaseTime) -> None:
         self._relay = relay
@@ -64,12 +64,12 @@ class Tally(Observer):
         self._counts: dict[tuple[datetime, str], _Counts] = {}
 
     def claimed(self, destination: str, claim: Claim) -> None:
-        """Rows that were failed on the spot."""
+        """Count rows that failed in the claim."""
         if claim.failed:
             self._now(destination).failed += len(claim.failed)
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count each outcome, and how long after it was emitted an event was delivered."""
+        """Count each outcome, and the time from emit to delivery."""
         counts = self._now(destination)
         ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
         delivered = [delivery.created_at for delivery, outcome in ours if type(outcome) is Delivered]
@@ -82,7 +82,7 @@ class Tally(Observer):
             counts.failed += kinds.count(Failed)
 
     async def flush(self, upkeep: SqlUpkeep) -> None:
-        """Write what is not written yet; where that fails it is kept for the next time."""
+        """Write unwritten counts; after a failure keep them for the next flush."""
         unwritten = {key: counts for key, counts in self._counts.items() if counts.unwritten}
         if unwritten:
             minutes = [
@@ -114,7 +114,7 @@ def minute_of(moment: datetime) -> datetime:
 
 
 def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
-    """How many are in each bucket. Those of one settle are most often in one."""
+    """Return the count of each bucket; mostly all of a settle are in one."""
     longest, shortest = (bucket((now - end(created)).total_seconds()) for end in (min, max))
     if longest == shortest:
         return {longest: len(created)}
@@ -122,20 +122,20 @@ def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
 
 
 def bucket(seconds: float) -> int:
-    """The bucket of a lag."""
+    """Return the bucket of a lag."""
     if seconds <= FIRST_ENDS:
         return 0
-    # Rounded, so that what ends a bucket exactly is still in it.
+    # Round it, so that a lag exactly at the end of a bucket is still in it.
     return min(LAST, math.ceil(round(2 * math.log2(seconds / FIRST_ENDS), 9)))
 
 
 def ends(index: int) -> float:
-    """The longest lag of a bucket, in seconds."""
+    """Return the longest lag of a bucket, in seconds."""
     return FIRST_ENDS * 2 ** (index / 2)
 
 
 def percentile(counts: Mapping[int, int], part: float) -> float | None:
-    """The lag that ``part`` of the deliveries did not exceed (0.99: all but one of a hundred)."""
+    """Return the lag that ``part`` of the deliveries did not exceed (0.99: all but one of a hundred)."""
     wanted = part * sum(counts.values())
     seen = 0
     for index in sorted(counts):

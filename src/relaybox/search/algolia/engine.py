@@ -35,7 +35,7 @@ DOWN_SECONDS = 300.0
 MOVE_SECONDS = 300.0
 """Seconds for a move, which is slower than a batch."""
 MARK = "relaybox-index"
-"""The key in ``userData`` of an index's settings; the value tells it from a later one of its name."""
+"""The key in ``userData`` of an index's settings; a later index of the same name has another value."""
 
 _FIRST_PAUSE, _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.05, 0.01, 1.0
 _OF_INDEX = re.compile(r"index ?name", re.IGNORECASE)
@@ -333,9 +333,9 @@ def _path(index: str, path: str) -> str:
 def _named(reply: Reply, part: Sequence[Item]) -> Item | None:
     """Return the record that Algolia names as bad: in its fields, or on newer clusters in the message."""
     error = _error_in(reply)
-    told = _BAD.search(_said_in(reply))
-    position = str(error.get("position", told and told[1]))
-    name = error.get("objectID", told and told[2])
+    found = _BAD.search(_said_in(reply))
+    position = str(error.get("position", found and found[1]))
+    name = error.get("objectID", found and found[2])
     named = part[int(position) :][:1] if re.fullmatch("[0-9]{1,9}", position, re.ASCII) else []
     if named and name in (None, named[0].id):
         return named[0]

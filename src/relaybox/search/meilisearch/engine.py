@@ -243,7 +243,7 @@ class MeilisearchEngine:
             reason = (
                 f"the primary key of the index {index!r} on {self.where} is {key!r}, not {self._id_field!r}"
             )
-            raise Unavailable(f"{reason}: set id_field, or make the index anew")
+            raise Unavailable(f"{reason}: set id_field, or create the index again")
         return True
 
     def _missing(self, index: str) -> Unavailable:
@@ -333,13 +333,13 @@ def _of_some(reply: Reply) -> Error:
 def _encode(change: Change) -> bytes:
     if not _is_id(change.id):
         raise Reject(
-            f"{shorten(change.id)} is no id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
+            f"{shorten(change.id)} is not an id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
             f"at most {LONGEST_ID} of them"
         )
     try:
         return json.encode(change.id if change.document is None else dict(change.document))
     except (TypeError, ValueError, RecursionError) as error:
-        raise Reject(f"the document is no JSON: {error}") from None
+        raise Reject(f"the document is not valid JSON: {error}") from None
 
 
 def _is_id(text: str) -> bool:
@@ -349,7 +349,7 @@ def _is_id(text: str) -> bool:
 def _path(index: str) -> str:
     if not _NAME.fullmatch(index):
         raise Reject(
-            f"{shorten(index)} is no index for Meilisearch: it takes letters a-z A-Z, digits, - and _"
+            f"{shorten(index)} is not an index for Meilisearch: it takes letters a-z A-Z, digits, - and _"
         )
     return f"/indexes/{index}"
 

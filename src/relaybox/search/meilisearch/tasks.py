@@ -125,19 +125,19 @@ class Tasks:
             return Retry(f"{self._client.where}: task {task.uid} was {task.status}")
         what = f"task {task.uid} failed"
         if task.error.of_document:
-            return Reject(self._told(task.error, what))
-        return self.trouble(task.error, what) or Retry(self._told(task.error, what))
+            return Reject(self._reported(task.error, what))
+        return self.trouble(task.error, what) or Retry(self._reported(task.error, what))
 
     def trouble(self, error: Error, what: str) -> Unavailable | None:
         """Return ``Unavailable`` if the server or its settings are at fault, or None."""
         if error.code in _FULL:
             # Throttled, because deletes may still work and an event that waits for space has not failed.
-            return Throttled(self._told(error, what))
+            return Throttled(self._reported(error, what))
         if error.code in _SERVERS_TROUBLE or error.type == "system":
-            return Unavailable(self._told(error, what))
+            return Unavailable(self._reported(error, what))
         return None
 
-    def _told(self, error: Error, what: str) -> str:
+    def _reported(self, error: Error, what: str) -> str:
         return f"{self._client.where}: {what}: {clean(error.message, self._secrets)} ({error.code})"
 
     async def close(self) -> None:

@@ -78,7 +78,7 @@ def answer_to(item: Item, where: str, secrets: Sequence[str]) -> Answer:
     error = item.error
     if error is None or error.type == "version_conflict_engine_exception":
         return DELIVERED
-    reason = f"{where} refuses it: {item.status}: {clean(_told(error), secrets)}"
+    reason = f"{where} refuses it: {item.status}: {clean(_reported(error), secrets)}"
     # Servers compatible with Elasticsearch prefix some names with "es_".
     kind = error.type.removeprefix("es_").removeprefix("open_search_")
     if kind in _TROUBLE or "no write index" in (error.reason or ""):
@@ -86,7 +86,7 @@ def answer_to(item: Item, where: str, secrets: Sequence[str]) -> Answer:
     return Throttled(reason) if kind in _OVERLOAD else classify(item.status, reason)
 
 
-def _told(error: _Error) -> str:
+def _reported(error: _Error) -> str:
     parts = [error.type, error.reason]
     if error.caused_by is not None and error.caused_by.reason != error.reason:
         parts += [error.caused_by.reason]

@@ -233,7 +233,7 @@ class OpenSearchEngine:
         if not reply.ok:
             raise Unavailable(self._client.reason(reply))
         if not isinstance(answer := reply.json(), dict) or "version" not in answer:
-            raise Unavailable(f"{reply.where} answers, but is no OpenSearch")
+            raise Unavailable(f"{reply.where} answers, but is not OpenSearch")
 
     async def close(self) -> None:
         """Close the connections."""
@@ -252,8 +252,8 @@ class OpenSearchEngine:
         reply = await self._client.request("POST", path, body, content_type=_NDJSON, params=params)
         if reply.status == HTTPStatus.REQUEST_ENTITY_TOO_LARGE:
             if len(part) == 1:
-                told = f"the document has {len(part[0].sent)} bytes, too many for {reply.where}"
-                return {part[0].at: Reject(f"{told}: its http.max_content_length allows less")}
+                problem = f"the document has {len(part[0].sent)} bytes, too many for {reply.where}"
+                return {part[0].at: Reject(f"{problem}: its http.max_content_length allows less")}
             first, second = halves(part)
             return await self._bulk(index, first) | await self._bulk(index, second)
         if not reply.ok:
@@ -294,8 +294,8 @@ class OpenSearchEngine:
             case []:
                 raise self._missing(name)
             case several:
-                told = f"the alias {name!r} on {self.where} covers {len(several)} indexes"
-                raise Unavailable(f"{told} ({', '.join(sorted(several))}); leave it one of them")
+                problem = f"the alias {name!r} on {self.where} covers {len(several)} indexes"
+                raise Unavailable(f"{problem} ({', '.join(sorted(several))}); leave it one of them")
 
     async def _clear(self, live: str) -> None:
         """Delete replaced indexes, once the searches in them are done."""

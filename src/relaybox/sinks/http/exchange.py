@@ -46,7 +46,7 @@ class Exchange:
             # The connection is closed, or holds data that cannot be the answer to this request.
             raise ServerDisconnectedError
         protocol.set_response_params(read_until_eof=True, auto_decompress=False)
-        # Do not wait until it is sent: an answer may come earlier.
+        # Do not wait until the body is sent: an answer may come earlier.
         if len(body) > _SHORT:
             transport.write(self._opening + headers)
             transport.write(body)
@@ -63,7 +63,7 @@ class Exchange:
 
 
 def release(connection: Connection) -> None:
-    """Return it to the pool, or close it if part of the request is not sent yet."""
+    """Return the connection to the pool, or close it if part of the request is not sent yet."""
     transport = connection.transport
     if transport is not None and transport.get_write_buffer_size():
         connection.close()

@@ -71,7 +71,7 @@ class HttpSink(OneByOne):
         self._exchange: Exchange | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Post it, and return if the answer is 2xx."""
+        """Post the delivery, and return if the answer is 2xx."""
         headers, body = self._request(delivery)
         answer: Answered | None = None
         try:

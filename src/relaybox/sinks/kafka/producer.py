@@ -117,7 +117,7 @@ class KafkaProducer:
 
     @property
     def usable(self) -> bool:
-        """True if messages can be handed to it from this process and event loop."""
+        """True if messages can be handed to this producer from this process and event loop."""
         return self.broken is None and self._pid == os.getpid() and self._loop is asyncio.get_running_loop()
 
     def produce(self, sent: Sent, topic: str, value: bytes, key: str | None, headers: Headers) -> None:
@@ -303,7 +303,7 @@ def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject 
     if code in OF_A_BATCH or code == KafkaError.TOPIC_EXCEPTION:
         return Reject(why)
     if code in MISSING:
-        return Unavailable(f"{why}: create the topic, or mend the sink's URL")
+        return Unavailable(f"{why}: create the topic, or fix the sink's URL")
     if code in AWAY:
         return Unreachable(why)
     if code in REFUSED or code in LATE or code in IN_TROUBLE or is_fatal(error):

@@ -209,7 +209,7 @@ class KafkaSink(Limited):
         await self._producer(alone=False).ask(self._fixed)
 
     async def close(self) -> None:
-        """Close the producers and drop what is in them."""
+        """Close the producers and drop their messages."""
         producers, self._producers = self._producers, {}
         for producer in producers.values():
             await producer.close()
@@ -337,7 +337,7 @@ class Run:
             self.answer(at, answer)
 
     def once_more(self, at: int) -> None:
-        """Hand it over again in a batch of its own, because its batch was refused."""
+        """Hand the message over again in a batch of its own, because its batch was refused."""
         if not self.over:
             self.alone.add(at)
             self.ready.append(at)

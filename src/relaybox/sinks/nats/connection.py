@@ -25,11 +25,11 @@ _REFUSED_SUBJECT = re.compile(r'permissions violation for publish to "([^"]*)', 
 
 
 class Broken(Exception):
-    """The connection broke; it is unknown whether the server has what was sent on it."""
+    """The connection broke; the server may or may not have the messages sent on it."""
 
 
 class Refused(Exception):
-    """The server does not permit it."""
+    """The server does not permit the request."""
 
 
 class Connection:
@@ -46,7 +46,7 @@ class Connection:
 
     @property
     def broken(self) -> bool:
-        """True if it can no longer be used."""
+        """True if the connection can no longer be used."""
         # The client may wait forever for its writes while it closes a connection, so its state is not enough.
         return self._ended or not self.client.is_connected
 
@@ -93,7 +93,7 @@ class Connection:
             self._waiting.pop(token, None)
 
     async def close(self) -> None:
-        """Close it at once and drop what was not sent yet."""
+        """Close the connection at once and drop unsent messages."""
         self._break()
         # If it is not connected, there are no tasks to end, and close() may wait for a failed handshake.
         if self.client.is_connected:

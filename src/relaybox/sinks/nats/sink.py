@@ -73,7 +73,7 @@ class NatsSink(OneByOne):
         self._opening: asyncio.Task[Connection] | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Publish it, and return once a stream has it, now or from an earlier attempt."""
+        """Publish the delivery, and return once a stream has it, now or from an earlier attempt."""
         subject = self._subject_of(delivery)
         message = self._messages(delivery)
         headers = self._headers(delivery, message)
@@ -143,7 +143,7 @@ class NatsSink(OneByOne):
         if subject == self._last_subject:
             return subject
         if _BAD_IN_SUBJECT.search(subject):
-            raise Reject(f"{subject!r} is no subject: it has white space, a wildcard or an empty part")
+            raise Reject(f"{subject!r} is not a subject: it has white space, a wildcard or an empty part")
         if subject[0] == "$" and self._written[0] != "$":
             raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
         if len(subject.encode()) > LONGEST_SUBJECT:
@@ -181,7 +181,7 @@ class NatsSink(OneByOne):
         if ack.error is not None:
             raise await self._refused(connection, ack, ack.error)
         if not ack.stream:
-            raise Unavailable(f"whoever answers to the subject {subject!r} on {self._where} is no stream")
+            raise Unavailable(f"what answers the subject {subject!r} on {self._where} is not a stream")
         return ack
 
     async def _is_elsewhere(self, connection: Connection, ack: _Ack, subject: str) -> bool:
@@ -255,7 +255,7 @@ _decode = json.Decoder(_Ack).decode
 
 
 def _check_size(limit: int, headers: dict[str, str], body: bytes) -> None:
-    """Raise ``Reject`` if it is too large: the server counts headers too, and closes the connection."""
+    """Raise ``Reject`` if the message is too large: a server counts headers too, and would disconnect."""
     letters = len("".join(headers)) + len("".join(headers.values()))
     if len(body) + 12 + 4 * (letters + len(headers)) <= limit:
         return

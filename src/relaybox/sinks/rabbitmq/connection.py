@@ -40,7 +40,7 @@ class Publication(NamedTuple):
 
     @property
     def id(self) -> str:
-        """The id by which a returned message is recognized."""
+        """Return the id by which a returned message is recognized."""
         return str(self.properties.message_id)
 
 
@@ -79,7 +79,7 @@ class Socket(aiormq.TransportFactory):
         return reader, writer
 
     def cut(self) -> None:
-        """Close it at once, so that all callers that wait on the connection fail."""
+        """Close the socket at once, so that all callers that wait on the connection fail."""
         if self._transport is not None:
             self._transport.abort()
 
@@ -134,7 +134,7 @@ class Link:
 
     @property
     def usable(self) -> bool:
-        """True if messages can be published on it."""
+        """True if messages can be published on the shared channel."""
         return self.connection.is_opened and _is_open(self._channel)
 
     async def publish(self, message: Publication) -> None:

@@ -80,7 +80,7 @@ class RabbitMqSink(OneByOne):
         self._largest: int | None = None
 
     async def deliver(self, delivery: Delivery) -> None:
-        """Publish it, and return when the broker has confirmed it."""
+        """Publish the delivery, and return when the broker has confirmed it."""
         message = self._publication(delivery)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -161,7 +161,7 @@ class RabbitMqSink(OneByOne):
         await self._send_alone(message, link)
 
     async def _send_alone(self, message: Publication, link: Link) -> None:
-        """Send it on a separate channel, after the shared one failed or because it might close that one."""
+        """Send a message on a separate channel: the shared one failed, or the message might close it."""
         async with self._alone:
             if link.connection.given_up:
                 raise Retry("the sink was closed before the broker confirmed it")
@@ -176,7 +176,7 @@ class RabbitMqSink(OneByOne):
                 self._largest = None
 
     def _doubts(self, message: Publication, link: Link) -> bool:
-        """True if it could get the shared channel closed, or shares its id with a message there."""
+        """True if the message could get the shared channel closed, or has the id of a message there."""
         return (
             message.exchange in self._refused
             or (self._largest is not None and len(message.body) > self._largest)

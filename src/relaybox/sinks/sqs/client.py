@@ -62,12 +62,12 @@ class Queue(NamedTuple):
         """Return the queue or topic of one event; raise ``Reject`` if the name is not valid."""
         name = self.name(delivery)
         if self.name.fixed is None and not _fits(name, self.service):
-            raise Reject(f"{name!r} is no name of {self.what}: {_rule(self.service)}")
+            raise Reject(f"{name!r} is not a name of {self.what}: {_rule(self.service)}")
         return name
 
     @property
     def what(self) -> str:
-        """The kind of the queue, for messages."""
+        """Return the kind of the queue, for messages."""
         return "an SQS queue" if self.service == "sqs" else "an SNS topic"
 
 
@@ -265,7 +265,7 @@ class Said(NamedTuple):
 
     @property
     def kind(self) -> str:
-        """The code as written in the sets above."""
+        """Return the code as written in the sets above."""
         return self.code.rpartition(".")[2].removesuffix("Exception")
 
     @property

@@ -59,7 +59,7 @@ class SqsSink(InBatches):
         self._urls: dict[str, str] = {}
 
     async def deliver(self, deliveries: Sequence[Delivery]) -> Sequence[Answer]:
-        """Send them, with one request for each queue or more if they are large."""
+        """Send the deliveries: one request for each queue, or more if they are large."""
         answers: Answers = {}
         entries = try_each(deliveries, self._entries, answers)
 
@@ -217,7 +217,7 @@ def _attributes(message: Message) -> Iterator[tuple[str, str]]:
     for name, value in filled[:MOST_ATTRIBUTES]:
         if len(name) > _LONGEST_NAME or not _ATTRIBUTE.fullmatch(name):
             rule = "letters, digits, '-', '_' and single dots within, no 'AWS.' or 'Amazon.' at its beginning"
-            raise Reject(f"the header {name[:_LONGEST_NAME]!r} is no name of an attribute of SQS: {rule}")
+            raise Reject(f"the header {name[:_LONGEST_NAME]!r} is not a name of an SQS attribute: {rule}")
         if found := _REFUSED.search(value):
             raise Reject(f"the header {name!r} holds {found[0]!r}, which SQS refuses")
         yield name, value
