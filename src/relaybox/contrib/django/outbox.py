@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -156,12 +156,12 @@ class DjangoDriver:
 
 def enter(work: Callable[[], Coroutine[Any, Any, T]], *, interruptibly: bool = False) -> T:
     """Run ``work`` to its end; ``interruptibly`` lets Ctrl-C stop it, for commands."""
-    alone = partial(copy_context().run, _alone, work)
-    if (apply := _native_thread()) is not None:
-        return apply(alone)
+    if _has_greenlets():
+        with _one_loop(), _hidden_from_other_greenlets():
+            return _here(work)
     if in_loop():
         with ThreadPoolExecutor(1, "relaybox-drain") as thread:
-            return thread.submit(alone).result()
+            return thread.submit(partial(copy_context().run, _alone, work)).result()
     if interruptibly:
         return _here(work)
     entered = _Entered(work)
@@ -235,16 +235,53 @@ def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         asyncio._set_running_loop(loop)
 
 
-def _native_thread() -> Callable[[Callable[[], T]], T] | None:
-    """Return a function that runs another in a real thread, if this process replaced threads by greenlets."""
+def _has_greenlets() -> bool:
+    """True if gevent or eventlet replaced the threads of this process by greenlets."""
     if "gevent" in sys.modules:
-        from gevent import get_hub, monkey
+        from gevent import monkey
 
         if monkey.is_module_patched("threading"):
-            return get_hub().threadpool.apply  # type: ignore[no-any-return]
+            return True
     if "eventlet" in sys.modules:
-        from eventlet import patcher, tpool
+        from eventlet import patcher
 
-        if patcher.is_monkey_patched("thread"):
-            return tpool.execute  # type: ignore[no-any-return]
-    return None
+        return bool(patcher.is_monkey_patched("thread"))
+    return False
+
+
+@functools.cache
+def _one_loop() -> threading.RLock:
+    """Return the lock of the one event loop that greenlets may run at a time.
+
+    It is made at the first use, when threads are replaced, so that waiting for it lets others run.
+    """
+    return threading.RLock()
+
+
+@contextmanager
+def _hidden_from_other_greenlets() -> Iterator[None]:
+    """Let the event loop that runs in this greenlet be seen in it alone, though all share one thread.
+
+    A real thread for the loop is no way out: neither gevent's nor eventlet's locks are safe between threads,
+    so a log record written at the wrong moment stops both for good.
+    """
+    import greenlet
+
+    mine, hidden = greenlet.getcurrent(), None
+
+    def switch(event: str, between: tuple[Any, Any]) -> None:
+        nonlocal hidden
+        left, entered = between
+        if left is mine:
+            hidden = asyncio._get_running_loop()
+            asyncio._set_running_loop(None)
+        elif entered is mine:
+            asyncio._set_running_loop(hidden)
+        if outer is not None:
+            outer(event, between)
+
+    outer = greenlet.settrace(switch)
+    try:
+        yield
+    finally:
+        greenlet.settrace(outer)
