@@ -508,8 +508,8 @@ BUGS = (
         [(Lane, "_claim", _claim_suspects), (ordering, "_alike", lambda rows: rows)],
     ),
     Bug("never looks for suspects", 6, [(Lane, "_examine", _nothing)]),
-    Bug("counts the death of an innocent suspect", 449, [(Quarantine, "enter", _always_alone)]),
-    Bug("takes the mark of a lone suspect from it too late", 449, [(Quarantine, "_end_solitude", _nothing)]),
+    Bug("counts the death of an innocent suspect", 727, [(Quarantine, "enter", _always_alone)]),
+    Bug("takes the mark of a lone suspect from it too late", 848, [(Quarantine, "_end_solitude", _nothing)]),
     Bug(
         "slow keys take the room of the others",
         270,

@@ -79,7 +79,7 @@ EVENT_WRITES = frozenset(
     {
         "claim", "claim_light", "claim_unsuspected", "claim_chosen", "claim_ordered", "claim_chosen_ordered",
         "lease", "park", "settle", "deliver", "deliver_lease", "delete", "delete_lease", "copy_failed",
-        "extend", "hold_alone", "locked hold_alone", "make_heads_due", "make_due", "upkeep make_heads_due",
+        "extend", "hold_alone", "locked hold_alone", "make_heads_due", "make_due", "upkeep make_stuck_due",
         "upkeep unpark", "upkeep make_due", "upkeep delivered", "upkeep remove",
     }
 )  # fmt: skip
@@ -830,7 +830,7 @@ class UpkeepServer(UpkeepTables, Server):
     def do_upkeep__stuck(self, transaction: Transaction, destination: str, keys: str, block: bool) -> Rows:
         return [[key] for key in _names(keys) if self._stuck(transaction, destination, key, block)]
 
-    def do_upkeep__make_heads_due(
+    def do_upkeep__make_stuck_due(
         self, transaction: Transaction, destination: str, keys: str, block: bool
     ) -> Rows:
         database, now, made = self.database, self.database.now(), []

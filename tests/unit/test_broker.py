@@ -108,6 +108,11 @@ def test_the_password_may_be_in_auth_and_only_there(monkeypatch: pytest.MonkeyPa
         parsed("kafka://user@one", auth="env:KAFKA_PASSWORD")
 
 
+def test_a_scheme_alone_is_not_an_address() -> None:
+    with pytest.raises(ConfigError, match=r"sink = 'kafka' has no address; write it as kafka://…"):
+        parsed("kafka")
+
+
 def test_a_path_is_decoded_and_what_follows_a_number_sign_is_not_lost_in_silence() -> None:
     assert parsed("amqp://one").path == ""
     assert parsed("amqp://one/").path == ""

@@ -189,6 +189,20 @@ async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock,
     assert len(done) == 3
 
 
+async def test_a_round_that_locks_slow_down_ends_when_it_is_asked_to(clock: Clock) -> None:
+    tried: list[int] = []
+
+    async def locked(term: int) -> Batch:
+        tried.append(term)
+        raise Locked("held")
+
+    async def rest(seconds: float) -> bool:
+        return len(tried) < 2
+
+    assert await take_turns(1, [locked] * 20, clock, rest, 100) == Round(done=False)
+    assert len(tried) == 2
+
+
 async def test_the_rest_after_a_batch_is_as_long_as_the_batch_took(clock: Clock) -> None:
     rests: list[float] = []
     took = [0.0, 2.0]

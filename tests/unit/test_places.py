@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import pytest
+import sqlalchemy as sa
 
+from relaybox.database.dialects import MARIADB
 from relaybox.database.pools import places
 from relaybox.database.pools.places import Places
+from relaybox.database.schema import make_tables
+from relaybox.database.statements.delivery import Statements
+from relaybox.database.steps import Steps
 from relaybox.errors import Locked
+from relaybox.stores.sql.steps import StoreSteps
+from relaybox.stores.sql.store import SqlStore
+from tests.unit import deliveries
 from tests.waiting import PATIENCE, await_for
 
 
@@ -137,6 +147,46 @@ async def test_a_call_does_not_wait_for_the_place_of_slow_ones_once_its_own_lane
             assert not second.done()
         await second
     assert calls.under_way == ["slow"]
+    calls.end()
+    await asyncio.gather(*slow)
+
+
+async def test_a_slow_call_of_upkeep_does_not_hold_up_the_rest_of_upkeep() -> None:
+    calls = Calls(3, chained=True)
+    slow = calls.begin(places.UPKEEP)
+    await await_for(lambda: calls.under_way, "the slow call")
+    await asyncio.sleep(5 * places.HELD_UP)
+    async with asyncio.timeout(PATIENCE):
+        await _pass(calls, places.UPKEEP)
+    assert calls.under_way == [places.UPKEEP]
+    calls.end()
+    await asyncio.gather(*slow)
+
+
+class Sharing:
+    """A driver whose calls only take their place."""
+
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+
+    async def run(self, begin: Callable[[], Steps[Any]], *, checked: bool = False, lane: str = "") -> Any:
+        await _pass(self._calls, lane)
+
+    async def close(self) -> None:
+        """Do nothing."""
+
+
+async def test_a_suspect_does_not_wait_for_a_slow_call_of_its_destination() -> None:
+    calls = Calls(3, chained=True)
+    suspect = deliveries.make()
+    slow = calls.begin(suspect.destination)
+    await await_for(lambda: calls.under_way, "the slow call")
+    await asyncio.sleep(5 * places.HELD_UP)
+    store = SqlStore(StoreSteps(Statements(make_tables(sa.MetaData()), MARIADB, "format")), Sharing(calls))
+    async with asyncio.timeout(PATIENCE):
+        # Meanwhile the suspects of all other destinations wait at the door.
+        await store.hold_alone(suspect, True)
+    assert calls.under_way == [suspect.destination]
     calls.end()
     await asyncio.gather(*slow)
 

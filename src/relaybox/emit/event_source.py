@@ -28,8 +28,7 @@ from relaybox.errors import NotInTransaction, UnsupportedConnection
 
 _QUEUE = "relaybox"
 _KEPT = "_relaybox_events"
-_NEEDS_FLUSH = "relaybox_needs_flush"
-"""Set from our ``before_commit`` to the end of the transaction or savepoint: true between its flushes."""
+_COMMIT = "relaybox_commit"
 _ASYNCIO = "sqlalchemy.ext.asyncio"
 
 
@@ -51,6 +50,14 @@ class _Recorded:
 class _Queue:
     waiting: list[_Recorded] = field(default_factory=list)
     written: list[_Recorded] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Commit:
+    """The transaction and its savepoints whose ``before_commit`` we have seen and whose end we have not."""
+
+    ending: list[SessionTransaction] = field(default_factory=list)
+    flushing: bool = False
 
 
 class EventSource:
@@ -117,22 +124,23 @@ class Recorder:
 
     def before_flush(self, session: Session, context: Any, instances: Any) -> None:
         """Note that what is recorded during this flush needs no other one."""
-        if _NEEDS_FLUSH in session.info:
-            session.info[_NEEDS_FLUSH] = False
+        if (commit := session.info.get(_COMMIT)) is not None:
+            commit.flushing = True
 
     def after_flush_postexec(self, session: Session, context: Any) -> None:
         """Write the waiting events, because new objects have their ids now."""
-        self._write(session)
-        if _NEEDS_FLUSH in session.info:
-            session.info[_NEEDS_FLUSH] = True
+        self.write(session)
+        if (commit := session.info.get(_COMMIT)) is not None:
+            commit.flushing = False
 
     def before_commit(self, session: Session) -> None:
         """Write the events of objects that had no changes to flush."""
         queue = session.info.get(_QUEUE)
         if queue and queue.waiting:
             session.flush()
-            self._write(session)
-        session.info[_NEEDS_FLUSH] = True
+            self.write(session)
+        commit = session.info.setdefault(_COMMIT, _Commit())
+        commit.ending.append(session.get_nested_transaction() or session.get_transaction())
 
     def after_rollback(self, session: Session) -> None:
         """Forget what was recorded since the savepoint; write again what was recorded before it."""
@@ -146,8 +154,12 @@ class Recorder:
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         """Move the events of a released savepoint outwards; forget all at the outermost end."""
-        if transaction.parent is None or transaction.nested:
-            session.info.pop(_NEEDS_FLUSH, None)
+        commit = session.info.get(_COMMIT)
+        if commit is not None and (transaction.parent is None or transaction.nested):
+            commit.flushing = False
+            commit.ending = [one for one in commit.ending if one is not transaction]
+            if not commit.ending:
+                del session.info[_COMMIT]
         queue = session.info.get(_QUEUE)
         if queue is None:
             return
@@ -159,7 +171,8 @@ class Recorder:
                 event.depth = min(event.depth, outer)
                 event.written = min(event.written, outer)
 
-    def _write(self, session: Session) -> None:
+    def write(self, session: Session) -> None:
+        """Write the waiting events of objects that have an id."""
         queue = session.info.get(_QUEUE)
         if queue is None or not queue.waiting:
             return
@@ -181,22 +194,22 @@ class Recorder:
 @sa.event.listens_for(Session, "before_attach")
 def _refuse_unheard(session: Session, instance: Any) -> None:
     if isinstance(instance, EventSource) and instance.__dict__.get(_KEPT):
-        _check_heard(session)
+        _recorder_of(session)
 
 
-def _check_heard(session: Session) -> None:
-    if not any(
-        isinstance(getattr(heard, "__self__", None), Recorder) for heard in session.dispatch.before_commit
-    ):
-        raise UnsupportedConnection(
-            "this session emits no recorded events; call outbox.attach(...) with its sessionmaker or class"
-        )
+def _recorder_of(session: Session) -> Recorder:
+    for listener in session.dispatch.before_commit:
+        if isinstance(recorder := getattr(listener, "__self__", None), Recorder):
+            return recorder
+    raise UnsupportedConnection(
+        "this session emits no recorded events; call outbox.attach(...) with its sessionmaker or class"
+    )
 
 
 def _enqueue(session: Session, events: list[_Recorded]) -> None:
     if not session.is_active:
         raise failed("SQLAlchemy session's")
-    _check_heard(session)
+    recorder = _recorder_of(session)
     if not session.in_transaction():
         # Without a transaction nothing would report a rollback, and the event would survive it.
         if not session.autobegin:
@@ -208,11 +221,14 @@ def _enqueue(session: Session, events: list[_Recorded]) -> None:
     for event in events:
         event.depth = depth
     session.info.setdefault(_QUEUE, _Queue()).waiting.extend(events)
-    if session.info.get(_NEEDS_FLUSH):
+    commit = session.info.get(_COMMIT)
+    if commit is not None and not commit.flushing:
         # A listener that runs after ours records. The commit flushes until nothing has changed.
         for event in events:
             if sa.inspect(event.instance).persistent:
                 flag_dirty(event.instance)
+        if any(sa.inspect(event.instance).deleted for event in events):
+            recorder.write(session)
 
 
 def _identity(instance: Any) -> Any:
@@ -237,7 +253,7 @@ def _listenable(target: Any) -> Any:
         return target
     fix = "pass the sessionmaker, as in outbox.attach(sessionmaker(engine))"
     raise UnsupportedConnection(
-        f"{target!r} is no SQLAlchemy session, class of sessions or sessionmaker; {fix}"
+        f"{target!r} is not an SQLAlchemy session, class of sessions or sessionmaker; {fix}"
     )
 
 

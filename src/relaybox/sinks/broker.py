@@ -61,7 +61,11 @@ def parse_address(
     setting = f"destination {destination.name!r}: sink"
     # Split as in RFC 3986: urllib allows only one host.
     match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
-    if match is None or match[4]:
+    if match is None:
+        raise ConfigError(
+            f"{setting} = {destination.sink!r} has no address; write it as {destination.sink}://…"
+        )
+    if match[4]:
         masked = mask_url(destination.sink).partition("#")[0]
         raise ConfigError(f"{setting} = {masked!r} goes on after a '#'; write %23 where one is meant")
     login, _, places = (match[1] or "").rpartition("@")

@@ -141,6 +141,38 @@ def test_what_a_listener_records_in_the_commit_is_written(shop: Shop, when: str,
     assert shop.payloads() == ["early", "late"]
 
 
+@pytest.mark.parametrize("ended", ["released", "rolled back"])
+def test_what_a_listener_records_after_a_savepoint_of_its_own_is_written(shop: Shop, ended: str) -> None:
+    with shop.ordering() as (session, order):
+        session.commit()
+
+        def record(session: Session) -> None:
+            with session.begin_nested() as savepoint:
+                session.execute(sa.select(Order.id))
+                if ended == "rolled back":
+                    savepoint.rollback()
+            shop.record(order, "late")
+
+        sa.event.listen(session, "before_commit", record, once=True)
+        order.total = 2
+        session.commit()
+    assert shop.payloads() == ["late"]
+
+
+def test_what_a_listener_records_in_the_commit_on_a_deleted_object_is_written(shop: Shop) -> None:
+    with shop.ordering() as (session, order):
+        session.commit()
+        session.delete(order)
+        session.flush()
+
+        def record(session: Session) -> None:
+            shop.record(order, "deleted")
+
+        sa.event.listen(session, "before_commit", record, once=True)
+        session.commit()
+    assert shop.payloads() == ["deleted"]
+
+
 @pytest.mark.filterwarnings("error::sqlalchemy.exc.SAWarning")
 @pytest.mark.parametrize("when", ["before_flush", "after_flush"])
 def test_what_a_listener_records_in_the_flush_of_a_commit_does_not_touch_the_object(
@@ -423,7 +455,7 @@ def test_sessions_their_classes_and_scoped_sessions_can_be_attached_and_twice_is
             session.add(order)
             session.commit()
     assert shop.payloads() == [0, 1, 2, 3]
-    with pytest.raises(UnsupportedConnection, match=r"no SQLAlchemy session.*pass the sessionmaker"):
+    with pytest.raises(UnsupportedConnection, match=r"not an SQLAlchemy session.*pass the sessionmaker"):
         shop.outbox.attach(shop.engine)
 
 

@@ -262,8 +262,8 @@ def _one_loop() -> threading.RLock:
 def _hidden_from_other_greenlets() -> Iterator[None]:
     """Let the event loop that runs in this greenlet be seen in it alone, though all share one thread.
 
-    A real thread for the loop is no way out: neither gevent's nor eventlet's locks are safe between threads,
-    so a log record written at the wrong moment stops both for good.
+    The loop does not get a real thread: neither gevent's nor eventlet's locks are safe between threads. A log
+    record that both wrote at the wrong moment stopped both for good.
     """
     import greenlet
 

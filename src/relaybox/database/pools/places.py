@@ -8,6 +8,9 @@ from types import TracebackType
 
 from relaybox.errors import Locked
 
+UPKEEP = "(upkeep)"
+"""The lane for a relay's work besides delivery. Its calls lock no destination's row for long."""
+
 HELD_UP = 0.25
 """Seconds after which a call is probably waiting for a lock, and makes room for others."""
 
@@ -18,8 +21,8 @@ class Places:
     One place is reserved for waiting calls: a slow call moves there, and a lane that last met a lock starts
     there. A lane can use at most the other places, so it never blocks the rest.
 
-    ``chained``: a waiting settle holds its destination's row, so the lane's other calls wait too. While
-    a lane has a slow call, they may only use the reserved place.
+    ``chained``: a waiting settle holds its destination's row, so the destination's other calls wait too.
+    While it has a slow call, they may only use the reserved place.
     """
 
     def __init__(self, connections: int, *, chained: bool = False) -> None:
@@ -68,7 +71,9 @@ class Places:
             return False
         if lane in self._met_lock:
             return True
-        return self._chained and any(call.slow and call.lane == lane for call in self._calls)
+        if not self._chained or lane == UPKEEP:
+            return False
+        return any(call.slow and call.lane == lane for call in self._calls)
 
     def leave(self, call: _Call, error: BaseException | None) -> None:
         """Free the place; an ``error`` shows whether the call met a lock."""

@@ -160,7 +160,7 @@ DELETE FROM {stats} WHERE ctid = ANY (ARRAY(
 DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
     SELECT ctid FROM {audit} WHERE at < (SELECT {later}) AND {led}
     ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
-        "make_heads_due": """
+        "make_stuck_due": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased}
     FOR UPDATE SKIP LOCKED)) AND {waiting} RETURNING 1""",
@@ -203,7 +203,7 @@ WHERE event_type = :event_type AND idempotency_key = :key AND created_at < :at""
     "find_marks": """
 SELECT consumer, message_id FROM {inbox} WHERE processed_at < {later}
 ORDER BY processed_at LIMIT :limit {skip_locked}""",
-    "make_heads_due": """
+    "make_stuck_due": """
 SELECT e.id FROM ({heads_of_keys}) t {join} {event} e {by_id} ON e.id = t.id
 WHERE e.status = 'pending' AND e.next_attempt_at IS NULL AND {unleased} {skip_locked}""",
     "make_due": "UPDATE {event} {by_id} SET {make_due} WHERE id IN (:ids)",

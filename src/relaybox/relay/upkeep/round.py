@@ -50,7 +50,7 @@ async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest,
             batch = await work(term)
         except (Locked, RowRefused) as error:
             problem = problem or error
-            continue
+            batch = Batch(0, more=False)
         if batch is None:
             return Round(changed, done=False, led=False)
         changed += batch.changed

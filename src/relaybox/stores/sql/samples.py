@@ -7,9 +7,10 @@ from dataclasses import asdict
 from datetime import datetime
 from functools import partial
 
+from relaybox.database.pools.places import UPKEEP
 from relaybox.database.statements.journal import sample_texts
 from relaybox.database.steps import Steps, ask
-from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
+from relaybox.stores.sql.store import SqlStore, walk_names
 from relaybox.stores.upkeep import Sample, Sampled
 
 

@@ -21,8 +21,6 @@ from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 
 T = TypeVar("T")
 
-UPKEEP = "(upkeep)"
-"""The lane for a relay's work besides delivery."""
 ROWS_PER_SETTLE = 1000
 """Even with the longest errors, a settle stays below MariaDB's 16 MiB per statement."""
 
@@ -162,7 +160,8 @@ class SqlStore:
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
         """Set whether the death of the relay that holds this row counts."""
-        await self.driver.run(partial(self.steps.hold_alone, delivery, alone), lane=delivery.destination)
+        # Of no lane: the suspects of other destinations wait for it.
+        await self.driver.run(partial(self.steps.hold_alone, delivery, alone))
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"

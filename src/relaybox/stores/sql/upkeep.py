@@ -16,13 +16,14 @@ from uuid import UUID
 import msgspec
 
 from relaybox.core.event import beside
+from relaybox.database.pools.places import UPKEEP
 from relaybox.database.statements.delivery import Query
 from relaybox.database.statements.upkeep import PROMPT, texts
 from relaybox.database.steps import Row, Steps, ask
 from relaybox.errors import RowRefused
 from relaybox.stores.sql.claims import lock_lines
 from relaybox.stores.sql.rows import addressable, number
-from relaybox.stores.sql.store import UPKEEP, SqlStore, walk_names
+from relaybox.stores.sql.store import SqlStore, walk_names
 from relaybox.stores.upkeep import (
     Beat,
     History,
@@ -370,11 +371,11 @@ class SqlUpkeep:
             [rows] = yield [self._sql("parked", destination=destination, limit=page)]
             if len(rows) < page:
                 keys = list({key: None for [key] in rows if key is not None})
-                return Slice((yield from self._make_heads_due(destination, block, keys)), None)
+                return Slice((yield from self._make_stuck_due(destination, block, keys)), None)
             first = ""
         for _ in range(0, limit, page):
             keys, first = yield from self._next_keys(destination, first, page)
-            made = yield from self._make_heads_due(destination, block, keys)
+            made = yield from self._make_stuck_due(destination, block, keys)
             if made or first is None:
                 return Slice(made, first)
         return Slice(0, first)
@@ -390,7 +391,7 @@ class SqlUpkeep:
         # In the order of bytes, the next text after a text is that text with a NUL.
         return keys, f"{keys[-1]}\0" if keys else None
 
-    def _make_heads_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
+    def _make_stuck_due(self, destination: str, block: bool, keys: Sequence[str]) -> Steps[int]:
         """Take the locks only if a head is parked, and then check again."""
         words = {"destination": destination, "block": block}
         stuck: list[Row] = []
@@ -399,7 +400,7 @@ class SqlUpkeep:
         if not stuck:
             return 0
         words |= {"keys": _json.encode([key for [key] in stuck]).decode()}
-        return (yield from self._make_due(destination, self._sql("make_heads_due", **words)))
+        return (yield from self._make_due(destination, self._sql("make_stuck_due", **words)))
 
     def _unpark(self, destination: str, limit: int) -> Steps[int]:
         words = {"destination": destination}
