@@ -26,7 +26,7 @@ from relaybox.contrib.django import private
 from relaybox.contrib.django.models import OutboxEvent
 
 DOCUMENTED = {"_meta", "_base_manager", "_default_manager"}
-OWN = {"_only", "_register", "_using", "_reader", "_outbox", "_set_running_loop"}
+OWN = {"_only", "_register", "_using", "_reader", "_outbox", "_get_running_loop", "_set_running_loop"}
 """Of classes of ours, and of asyncio, where it is public in spite of its name."""
 
 
