@@ -291,7 +291,7 @@ class Outbox:
 
     async def adrain(self) -> None:
         """Deliver what is due, then return. Failed deliveries wait for their next attempt."""
-        # Sweep: without a long-running relay, nothing else releases rows that a crashed drain left parked.
+        # Sweep, as every relay does at its start: a changed setting or an edit by hand may leave rows parked.
         await self.relay().drain(sweep=True)
 
     def drain(self) -> None:

@@ -27,8 +27,8 @@ OPTIONS["acks"] = broker.one_of("all", "1")
 TRACEPARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
 
-def parsed(sink: str, *, hostless: bool = False, **options: Any) -> Address:
-    return parse_address(Destination("shop", sink, **options), 9092, OPTIONS, hostless=hostless)
+def parsed(sink: str, *, host_optional: bool = False, **options: Any) -> Address:
+    return parse_address(Destination("shop", sink, **options), 9092, OPTIONS, host_optional=host_optional)
 
 
 def delivery(**about: Any) -> Delivery:
@@ -69,11 +69,11 @@ def test_a_url_without_a_host_is_an_error_that_shows_no_password(sink: str) -> N
 
 
 def test_where_a_host_may_be_left_out_it_may_be_left_out_whole() -> None:
-    assert parsed("sqs:///orders", hostless=True).hosts == ()
-    assert parsed("sqs://user:pass@/orders", hostless=True).password == "pass"
-    assert parsed("sqs://one/orders", hostless=True).hosts == (("one", 9092),)
+    assert parsed("sqs:///orders", host_optional=True).hosts == ()
+    assert parsed("sqs://user:pass@/orders", host_optional=True).password == "pass"
+    assert parsed("sqs://one/orders", host_optional=True).hosts == (("one", 9092),)
     with pytest.raises(ConfigError, match="write host:port"):
-        parsed("sqs://one,/orders", hostless=True)
+        parsed("sqs://one,/orders", host_optional=True)
 
 
 @pytest.mark.parametrize(

@@ -140,6 +140,8 @@ class Recorder:
             session.flush()
             self.write(session)
         commit = session.info.setdefault(_COMMIT, _Commit())
+        # A flush that another listener refused did not end.
+        commit.flushing = False
         commit.ending.append(session.get_nested_transaction() or session.get_transaction())
 
     def after_rollback(self, session: Session) -> None:

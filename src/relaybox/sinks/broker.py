@@ -55,7 +55,7 @@ class Address(NamedTuple):
 
 
 def parse_address(
-    destination: Destination, port: int, options: Mapping[str, Parse[Any]], *, hostless: bool = False
+    destination: Destination, port: int, options: Mapping[str, Parse[Any]], *, host_optional: bool = False
 ) -> Address:
     """Parse a sink's URL and options, with ``auth`` as the missing password; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
@@ -72,7 +72,7 @@ def parse_address(
     user, colon, password = login.partition(":")
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
-    hosts = [] if hostless and not places else places.split(",")
+    hosts = [] if host_optional and not places else places.split(",")
     return Address(
         tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,

@@ -159,6 +159,26 @@ def test_what_a_listener_records_after_a_savepoint_of_its_own_is_written(shop: S
     assert shop.payloads() == ["late"]
 
 
+def test_what_a_listener_records_in_the_commit_after_a_refused_one_is_written(shop: Shop) -> None:
+    with shop.ordering() as (session, order):
+        session.commit()
+
+        def refuse(*_: object) -> None:
+            raise ValueError("too large")
+
+        def record(session: Session) -> None:
+            shop.record(order, "late")
+
+        sa.event.listen(session, "before_flush", refuse, once=True)
+        order.total = 2
+        with pytest.raises(ValueError, match="too large"):
+            session.commit()
+        session.refresh(order)
+        sa.event.listen(session, "before_commit", record, once=True)
+        session.commit()
+    assert shop.payloads() == ["late"]
+
+
 def test_what_a_listener_records_in_the_commit_on_a_deleted_object_is_written(shop: Shop) -> None:
     with shop.ordering() as (session, order):
         session.commit()

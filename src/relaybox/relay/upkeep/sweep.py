@@ -1,8 +1,9 @@
 """Make parked rows due that no earlier row of their key blocks.
 
-Normally claims and settles do this. The sweep finds the rows that they miss. A configuration change leaves
-some (order, or blocking by a failed event, was switched off), and so does an edit by hand. A relay of an
-older version leaves the next row of a key if it dies right after it settled an event.
+Normally a settle does this, or an operator's retry, discard or move. The sweep finds the rows that they miss.
+A configuration change leaves some (order, or blocking by a failed event, was switched off), and so does an
+edit by hand. A relay of an older version leaves the next row of a key if it dies right after it settled an
+event.
 """
 
 from __future__ import annotations

@@ -75,7 +75,7 @@ def parse_queue(destination: Destination) -> Queue:
     """Parse a destination's URL; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
     options = {"region": _region, "endpoint": _endpoint, "profile": text}
-    address = parse_address(destination, 443, options, hostless=True)
+    address = parse_address(destination, 443, options, host_optional=True)
     profile, region = address.options.get("profile"), address.options.get("region")
     _check_login(address, setting)
     if match := _ARN.fullmatch(address.path):
