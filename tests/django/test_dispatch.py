@@ -380,11 +380,13 @@ def test_a_handler_may_emit_into_another_database(received: list[Event]) -> None
 
 
 GREEN = """
-import json, logging, os, sys, threading, time
+import asyncio, json, logging, os, sys, threading, time
 {patch}
 import django
 django.setup()
+from asgiref.sync import async_to_sync
 from django.db import connections, transaction
+from sqlalchemy.util import greenlet_spawn
 from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.drain import drain
 from relaybox.contrib.django.models import OutboxEvent
@@ -394,15 +396,39 @@ from tests.django.shop.models import Order
 
 logging.basicConfig(stream=open(os.devnull, "w"), level=logging.INFO)
 using, ours, placing, turns, seen = sys.argv[1], [], [], [], []
+spawned, handling, met = [], [], threading.Event()
 
 def handle(event):
     assert Order.objects.using(using).filter(pk=event.aggregate_id).exists()
+    handling.append(event)
+    if len(handling) > 2:
+        met.set()
+    if spawned:
+        # Until another greenlet delivers too.
+        assert met.wait(30)
+    assert async_to_sync(own_loop)() == "own"
+    assert OutboxEvent.objects.using(using).retry() == 0
     ours.append(connections[using] in placing)
     write()
 
+async def own_loop():
+    loop = asyncio.get_running_loop()
+    await asyncio.sleep(0.001)
+    return "own" if asyncio.get_running_loop() is loop else "hidden"
+
 async def note(event):
+    assert await greenlet_spawn(asyncio.get_running_loop) is asyncio.get_running_loop()
     # It blocks, as a coroutine should not, and so lets other greenlets run.
     write()
+
+def live():
+    # The application's own loop, which began before those of deliveries.
+    async def walk():
+        spawned.append("live")
+        while len(ours) < 4:
+            assert await own_loop() == "own"
+        return "lived"
+    spawned.append(asyncio.run(walk()))
 
 def write():
     for _ in range(300):
@@ -424,6 +450,7 @@ def place():
         emit_event("order", order.pk, "order.placed", {{}}, using=using)
         emit_event("order", order.pk, "order.paid", {{}}, using=using)
 
+GREENLETS = (live, look, place, place, place)
 with handled_by(handle), handled_by(note, "receipts"):
     with eager():
         place()
@@ -431,16 +458,16 @@ with handled_by(handle), handled_by(note, "receipts"):
     with transaction.atomic(using=using):
         inside = drain(using).finished
 statuses = list(OutboxEvent.objects.using(using).values_list("status", flat=True))
-print(json.dumps([statuses, ours, len(turns) > 1, any(seen), inside]))
+print(json.dumps([statuses, ours, len(turns) > 1, any(seen), inside, spawned]))
 """
 HUBS = {
     "gevent": (
         "import gevent, gevent.monkey; gevent.monkey.patch_all()",
-        "gevent.joinall([gevent.spawn(each) for each in (look, place, place, place)], raise_error=True)",
+        "gevent.joinall([gevent.spawn(each) for each in GREENLETS], raise_error=True)",
     ),
     "eventlet": (
         "import eventlet; eventlet.monkey_patch()",
-        "[thread.wait() for thread in [eventlet.spawn(each) for each in (look, place, place, place)]]",
+        "[thread.wait() for thread in [eventlet.spawn(each) for each in GREENLETS]]",
     ),
 }
 
@@ -448,13 +475,14 @@ HUBS = {
 @pytest.mark.processes
 @pytest.mark.django_db(transaction=True, databases="__all__")
 @pytest.mark.parametrize("hub", HUBS)
-def test_a_greenlet_delivers_on_its_own_connection_and_others_do_not_see_its_loop(
+def test_greenlets_deliver_at_once_each_on_its_own_connection_and_see_only_their_own_loops(
     live: Live, hub: str
 ) -> None:
     patch, spawn = HUBS[hub]
     environment = workers.environment(dict.fromkeys(ALIASES, live.url))
     done = workers.run(environment, "-c", GREEN.format(patch=patch, spawn=spawn), live.using)
     assert done.returncode == 0, done.stderr
-    found, ours, others_ran, seen, inside = json.loads(done.stdout)
+    found, ours, others_ran, seen, inside, spawned = json.loads(done.stdout)
     assert (found, ours) == (["delivered"] * 8, [True] * 4)
     assert (others_ran, seen, inside) == (True, False, False)
+    assert spawned == ["live", "lived"]

@@ -70,7 +70,7 @@ class Migration:
     """One step forward; its last statement records its number.
 
     A released migration never changes. ``schema.py`` generates the statements while versions only add tables.
-    The first change to a released table must freeze the text of earlier versions here.
+    For the first new column, see "A new column" in ``docs/explanation/architecture.md``.
     """
 
     number: int

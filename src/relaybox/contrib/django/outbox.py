@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import functools
-import sys
 import threading
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeVar
@@ -23,6 +22,7 @@ from django.db.backends.base.base import BaseDatabaseWrapper
 
 from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, driver_error, execute, get_statements, url_of
+from relaybox.contrib.django.greenlets import has_greenlets, without_loop
 from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.private import is_of_testcase, waiting_thread
@@ -156,8 +156,8 @@ class DjangoDriver:
 
 def enter(work: Callable[[], Coroutine[Any, Any, T]], *, interruptibly: bool = False) -> T:
     """Run ``work`` to its end; ``interruptibly`` lets Ctrl-C stop it, for commands."""
-    if _has_greenlets():
-        with _one_loop(), _hidden_from_other_greenlets():
+    if has_greenlets():
+        with without_loop():
             return _here(work)
     if in_loop():
         with ThreadPoolExecutor(1, "relaybox-drain") as thread:
@@ -210,12 +210,13 @@ async def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T
 
 
 def _here(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
+    before = getattr(_helper, "alone", False)
     _helper.alone = True
     try:
         with asyncio.Runner() as runner:
             return runner.run(work())
     finally:
-        _helper.alone = False
+        _helper.alone = before
 
 
 def _alone(work: Callable[[], Coroutine[Any, Any, T]]) -> T:
@@ -233,55 +234,3 @@ def _outside_loop(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
         return function(*args, **kwargs)
     finally:
         asyncio._set_running_loop(loop)
-
-
-def _has_greenlets() -> bool:
-    """True if gevent or eventlet replaced the threads of this process by greenlets."""
-    if "gevent" in sys.modules:
-        from gevent import monkey
-
-        if monkey.is_module_patched("threading"):
-            return True
-    if "eventlet" in sys.modules:
-        from eventlet import patcher
-
-        return bool(patcher.is_monkey_patched("thread"))
-    return False
-
-
-@functools.cache
-def _one_loop() -> threading.RLock:
-    """Return the lock of the one event loop that greenlets may run at a time.
-
-    It is made at the first use, when threads are replaced, so that waiting for it lets others run.
-    """
-    return threading.RLock()
-
-
-@contextmanager
-def _hidden_from_other_greenlets() -> Iterator[None]:
-    """Let the event loop that runs in this greenlet be seen in it alone, though all share one thread.
-
-    The loop does not get a real thread: neither gevent's nor eventlet's locks are safe between threads. A log
-    record that both wrote at the wrong moment stopped both for good.
-    """
-    import greenlet
-
-    mine, hidden = greenlet.getcurrent(), None
-
-    def switch(event: str, between: tuple[Any, Any]) -> None:
-        nonlocal hidden
-        left, entered = between
-        if left is mine:
-            hidden = asyncio._get_running_loop()
-            asyncio._set_running_loop(None)
-        elif entered is mine:
-            asyncio._set_running_loop(hidden)
-        if outer is not None:
-            outer(event, between)
-
-    outer = greenlet.settrace(switch)
-    try:
-        yield
-    finally:
-        greenlet.settrace(outer)

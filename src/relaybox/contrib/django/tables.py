@@ -177,8 +177,7 @@ def state_of(name: str, own: Mapping[str, models.Field] | None = None, **options
     """Return the operation that adds a table to Django's state; ``CreateOutboxTables`` creates it.
 
     ``own`` has fields that the schema cannot describe. As in ``relaybox.database.migrations``, versions only
-    add tables so far. The first change to a released table must write its earlier fields and indexes into the
-    migration that created it.
+    add tables so far. For the first new column, see "A new column" in ``docs/explanation/architecture.md``.
     """
     table: sa.Table = getattr(get_tables(), name)
     verbose_name, verbose_name_plural, key = NAMES[name]
