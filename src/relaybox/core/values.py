@@ -242,12 +242,17 @@ def parse_duration(value: Duration, setting: str) -> float:
     return seconds
 
 
+def parsed(kind: Callable[[str], Kept], text: str) -> Kept | None:
+    """Return ``kind(text)``, or None if it raises ``ValueError``."""
+    try:
+        return kind(text)
+    except ValueError:
+        return None
+
+
 def parse_moment(text: str, setting: str, direction: int) -> datetime:
     """Read a time, or a duration from now: into the past with -1, into the future with 1."""
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
+    moment = parsed(datetime.fromisoformat, text)
     try:
         if moment is None:
             return datetime.now(UTC) + direction * timedelta(seconds=parse_duration(text, setting))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import datetime
 from typing import Any, TypeVar
 from urllib.parse import parse_qsl
@@ -15,14 +15,13 @@ import msgspec
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
-from relaybox.core.values import parse_moment
+from relaybox.core.values import parse_moment, parsed
 from relaybox.errors import ConfigError, did_you_mean, shorten
 from relaybox.stores.ledger import Filter
 from relaybox.web.problems import Problem, invalid
 from relaybox.web.schemas import Criteria
 
 T = TypeVar("T", bound=msgspec.Struct)
-V = TypeVar("V")
 
 LARGEST_BODY = 256 * 1024
 SLOWEST_BODY = 10.0
@@ -96,14 +95,6 @@ async def whole_body(request: Request) -> bytes:
     except TimeoutError:
         raise Problem(408, f"The body did not arrive within {SLOWEST_BODY:g} seconds.") from None
     return b"".join(chunks)
-
-
-def parsed(kind: Callable[[str], V], text: str) -> V | None:
-    """Return ``kind(text)``, or None if it raises ``ValueError``."""
-    try:
-        return kind(text)
-    except ValueError:
-        return None
 
 
 def identifier(text: str) -> UUID:

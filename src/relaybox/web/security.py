@@ -19,8 +19,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Message, Send
 
+from relaybox.core.values import parsed
 from relaybox.web.problems import Problem
-from relaybox.web.read import parsed
 from relaybox.web.settings import address_of, is_loopback
 
 HEADER = "x-csrf-token"

@@ -20,6 +20,7 @@ from relaybox.core.values import (
     optional,
     parse_name,
     parse_secret,
+    parsed,
     wrong,
 )
 from relaybox.errors import ConfigError, shorten
@@ -96,10 +97,7 @@ def _host(value: str, setting: str) -> str:
 
 def address_of(text: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | None:
     """Return the IP address, or None if the text is not one."""
-    try:
-        return ipaddress.ip_address(text)
-    except ValueError:
-        return None
+    return parsed(ipaddress.ip_address, text)
 
 
 def _port(value: int, setting: str) -> int:

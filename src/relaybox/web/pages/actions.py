@@ -12,13 +12,13 @@ from starlette.responses import Response
 
 from relaybox.core.settings import parse_duration
 from relaybox.core.text import shortened
+from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.operate.admin_actions import Action
 from relaybox.operate.bulk import TooManyOperations
 from relaybox.operate.documents import PAST
 from relaybox.stores.ledger import Filter
-from relaybox.web import read
 from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
 from relaybox.web.templating import back, error_page, page, redirect
 
@@ -90,7 +90,7 @@ def _filter(given: Form) -> Filter:
 
 
 def _id(text: str) -> UUID:
-    if (found := read.parsed(UUID, text)) is None:
+    if (found := parsed(UUID, text)) is None:
         raise Wrong(f"{shortened(text, 40)!r} is not an id.")
     return found
 

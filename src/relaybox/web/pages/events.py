@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.text import at, plural
+from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Detail
 from relaybox.operate.why import Reason
@@ -61,7 +62,7 @@ async def events(request: Request) -> Response:
     admin = request.state.admin
     names = [name for name in await admin.names() if name]
     given, at = chosen(request.query_params), request.query_params.get("cursor")
-    wrong, found, cursor = "", Page((), None), read.parsed(UUID, at or "")
+    wrong, found, cursor = "", Page((), None), parsed(UUID, at or "")
     try:
         if at and cursor is None:
             raise Wrong("The address names no place in the list; begin with the newest again.")
@@ -86,7 +87,7 @@ async def events(request: Request) -> Response:
 async def event(request: Request) -> Response:
     """Show an event with all its deliveries, or one delivery, by its id."""
     admin, allowed = request.state.admin, request.app.rules
-    id_ = read.parsed(UUID, request.path_params["id"])
+    id_ = parsed(UUID, request.path_params["id"])
     details = () if id_ is None else await admin.event(id_)
     if id_ is None or not details:
         gone = "No delivery and no event has this id. Delivered ones are removed after their retention."
@@ -201,7 +202,7 @@ async def failures(request: Request) -> Response:
 async def dead_letters(request: Request) -> Response:
     """Show deliveries at destinations that others name as ``dead_letter``."""
     admin = request.state.admin
-    cursor = read.parsed(UUID, request.query_params.get("cursor", ""))
+    cursor = parsed(UUID, request.query_params.get("cursor", ""))
     found = await admin.dead_letters(cursor=cursor)
     return page(
         request,

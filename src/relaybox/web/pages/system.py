@@ -14,11 +14,11 @@ from starlette.responses import Response
 
 from relaybox.core.settings import Settings, mask_url
 from relaybox.core.text import duration, plural, size
+from relaybox.core.values import parsed
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Operation
-from relaybox.web import read
 from relaybox.web.auth import number
 from relaybox.web.redact import Rules, redact
 from relaybox.web.templating import page, paging
@@ -48,7 +48,7 @@ def _progress(one: Operation) -> str:
 
 async def audit(request: Request) -> Response:
     """Show what operators did, newest first."""
-    cursor = read.parsed(number, request.query_params.get("cursor", ""))
+    cursor = parsed(number, request.query_params.get("cursor", ""))
     found = await request.state.admin.audits(cursor=cursor)
     rows = [(row, detail_text(row.details, request.app.rules)) for row in found.rows]
     return page(request, "audit.html", rows=rows, **paging(request, "/audit", cursor, found.cursor))

@@ -34,7 +34,6 @@ from relaybox.contrib.django.admin.changelist import (
     DestinationFilter,
     EventList,
     StatusFilter,
-    parse_uuid,
     row_of,
     run,
 )
@@ -42,6 +41,7 @@ from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
 from relaybox.contrib.django.private import redirect_from_missing
 from relaybox.core.text import NOTHING, at, distance, duration
+from relaybox.core.values import parsed
 from relaybox.operate.admin import Admin, Detail
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, Filter, State
@@ -182,7 +182,7 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
             return HttpResponseNotAllowed(["GET", "HEAD"])
         if not self.has_view_permission(request):
             raise PermissionDenied
-        id_ = parse_uuid(unquote(object_id))
+        id_ = parsed(UUID, unquote(object_id))
         detailed = None if id_ is None else self.ask(request, lambda admin: look(admin, id_))
         if detailed is None:
             return redirect_from_missing(self, request, object_id)

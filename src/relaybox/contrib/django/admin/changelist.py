@@ -23,6 +23,7 @@ from django.urls import reverse
 from relaybox.contrib.django.emit import after_commit
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.core.text import plural
+from relaybox.core.values import parsed
 from relaybox.operate.admin import Admin, Done, Named
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
 
@@ -118,7 +119,7 @@ class EventList(ChangeList):  # type: ignore[misc]
     def get_results(self, request: HttpRequest) -> None:
         """Ask the service for the page."""
         value = request.GET.get(PAGE_VAR)
-        cursor = parse_uuid(value) if value else None
+        cursor = parsed(UUID, value) if value else None
         if value and cursor is None:
             raise IncorrectLookupParameters(f"{PAGE_VAR} = {value!r}")
         filter = EVERYTHING
@@ -155,7 +156,7 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
     text = query.strip()
     if not text:
         return filter
-    if (id_ := parse_uuid(text)) is not None:
+    if (id_ := parsed(UUID, text)) is not None:
         found = await admin.event(id_)
         return replace(filter, event_id=found[0].entry.event_id if found else id_)
     words = text.split(None, 1)
@@ -163,14 +164,6 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
     if len(words) == 2 and all(words):
         return replace(filter, aggregate_type=words[0], aggregate_id=words[1])
     return replace(filter, event_type=text)
-
-
-def parse_uuid(value: str) -> UUID | None:
-    """Return the id, or None if the text is not a UUID."""
-    try:
-        return UUID(value)
-    except ValueError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
