@@ -8,7 +8,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias, Unpack
-from uuid import UUID
 
 import sqlalchemy as sa
 
@@ -19,14 +18,13 @@ from relaybox.core.settings import Destination
 from relaybox.database.connect import in_loop
 from relaybox.database.schema import Tables, now
 from relaybox.errors import ConfigError, PayloadError, StoreError, UnknownDestination, shorten
-from relaybox.operate.observers.count import Count
+from relaybox.operate.observers.count import Counter
 from relaybox.outbox import Outbox
-from relaybox.relay.observer import Observer
 from relaybox.sinks.http.status import classify, phrase_of
 from relaybox.sinks.memory import MemorySink
 from relaybox.sinks.open import Handlers, OpenSink, open_sink
 from relaybox.sinks.sink import OneByOne, Sink, describe
-from relaybox.stores.store import Claim, Settlement
+from relaybox.stores.store import Claim
 from relaybox.testing.emitted import (
     EmittedEvent,
     Expectation,
@@ -308,29 +306,25 @@ class Drained:
     note: str = ""
 
 
-class Tally(Observer):
+class Tally(Counter):
     """Counts what a relay does; ``note`` is the text if it found nothing to do."""
 
     def __init__(self, note: str = _NOTHING_DUE) -> None:
+        super().__init__()
         self._note = note
-        self._count = Count()
         self._held: dict[str, str] = {}
 
     @property
     def drained(self) -> Drained:
         """Return the counts so far."""
-        note = "" if self._held or self._count else self._note
-        return Drained(**asdict(self._count), held=dict(self._held), note=note)
+        note = "" if self._held or self.total else self._note
+        return Drained(**asdict(self.total), held=dict(self._held), note=note)
 
     def claimed(self, destination: str, claim: Claim) -> None:
         """Count deliveries that the claim failed, and record what holds the destination up."""
-        self._count.failed += len(claim.failed)
+        super().claimed(destination, claim)
         if claim.held is not None:
             self._hold(destination, claim.held.why, claim.held.reason)
-
-    def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        """Count each outcome that was written."""
-        self._count.add(settlements, lost)
 
     def circuit(self, destination: str, state: str, reason: str) -> None:
         """Record why a circuit opened, and forget it when it closes."""
