@@ -13,7 +13,7 @@ import typer
 from relaybox.cli.options import Bulk, Json, Limit, bundled, flag, moment, option, parse_id, run
 from relaybox.cli.output import confirm, documents, note, plain, print_json, print_page, tell
 from relaybox.core.commands import command
-from relaybox.core.text import at
+from relaybox.core.text import at, plural
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -175,7 +175,7 @@ async def _act(action: Callable[..., Awaitable[Done]], verb: Action, what: Any, 
         if not found.affected:
             return found
         expected = found.affected
-        confirm(f"{verb} {_deliveries(expected)}?")
+        confirm(f"{verb} {plural(expected, 'delivery')}?")
     return await with_bar(expected, verb, lambda progress: action(progress=progress, rate=bulk.rate))
 
 
@@ -184,14 +184,10 @@ def _confirm_shared(verb: str, done: Done) -> None:
     if not done.shared:
         return
     names = ", ".join(name or "(unrouted)" for name in done.destinations)
-    would = plain(f"{verb} {_deliveries(done.affected)} ({names})")
+    would = plain(f"{verb} {plural(done.affected, 'delivery')} ({names})")
     several = ", ".join(map(str, done.shared))
     fix = "say which with --destination NAME, or add --yes for all of them"
     confirm(f"{would}?", f"{several} names several deliveries of its event, and this would {would}: {fix}")
-
-
-def _deliveries(count: int) -> str:
-    return f"{count:,} {'delivery' if count == 1 else 'deliveries'}"
 
 
 def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
