@@ -36,7 +36,7 @@ from relaybox.relay.upkeep.caretaker import Chores
 from relaybox.relay.upkeep.tally import Tally
 from relaybox.sinks.handler import is_async
 from relaybox.sinks.open import Handlers, handler_of, open_sink
-from relaybox.sinks.sink import REGARDLESS, Answer, Progress, Sink, describe, runs
+from relaybox.sinks.sink import REGARDLESS, Answer, Limited, Progress, Sink, answer_of, describe, runs
 from relaybox.wire.envelope import event_of
 from relaybox.wire.tracing import attached, stored
 
@@ -214,20 +214,16 @@ sink_of: Callable[[str, Destination, Handlers], Sink] = own_sink
 """The function that opens sinks; tests replace it."""
 
 
-class CallersThread:
+class CallersThread(Limited):
     """A sink that calls a function with one event at a time, in the thread that drains."""
-
-    keeps_order = True
 
     def __init__(
         self, using: str, handler: Callable[..., Any], given: Callable[[Delivery], Any] = event_of
     ) -> None:
+        super().__init__(1)
         self._using = using
         self._handler = handler
         self._given = given
-
-    def limit(self, concurrency: int) -> None:
-        """Do nothing: there is one thread."""
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """Return one answer for each delivery, in the same order."""
@@ -245,9 +241,6 @@ class CallersThread:
                     answers[index] = answer
                     progress.report(deliveries[index], answer)
         return answers
-
-    async def close(self) -> None:
-        """Do nothing: the sink holds no resources."""
 
     def _slice(
         self, deliveries: Sequence[Delivery], heads: list[int], following: dict[int, int], progress: Progress
@@ -272,12 +265,8 @@ class CallersThread:
             block = transaction.atomic(using=self._using) if inside else nullcontext()
             with attached(stored(delivery.headers)), block:
                 self._handler(self._given(delivery))
-        except (Retry, Reject, Unavailable) as answer:
-            # Answers are kept for a while; do not keep the frames and errors they refer to.
-            answer.__traceback__ = answer.__context__ = answer.__cause__ = None
-            return answer
-        except PayloadError as error:
-            return Reject(str(error))
+        except (Retry, Reject, Unavailable, PayloadError) as error:
+            return answer_of(error)
         except KeyboardInterrupt:
             raise
         except BaseException as error:
