@@ -43,7 +43,7 @@ from relaybox.core.values import (
     reveal_database,
     wrong,
 )
-from relaybox.errors import ConfigError, did_you_mean, shorten
+from relaybox.errors import ConfigError, UnknownDestination, did_you_mean, shorten
 
 __all__ = [
     "DEFAULT_DATABASE", "Backoff", "ConfigWarning", "Destination", "Route", "Secret", "Settings",
@@ -309,6 +309,13 @@ class Settings:
         # It need not exist: a handler may be registered after the settings are read.
         if to in handed_over:
             raise wrong("canary_destination", to, "no relay sees what Debezium sends")
+
+    def destination(self, name: str) -> Destination:
+        """Return the destination of that name. Raise ``UnknownDestination``."""
+        known = {one.name: one for one in self.destinations}
+        if name not in known:
+            raise UnknownDestination(name, known)
+        return known[name]
 
     @classmethod
     def load(cls, path: Path | None, env: Mapping[str, str], database: str | None = None) -> Self:

@@ -27,7 +27,7 @@ from relaybox.search.change import INDEX_HEADER, Changes, changes_of, check_targ
 from relaybox.search.checkpoint import MARK, PAUSE, Cancelled, Checkpoint, Lost, Position
 from relaybox.search.results import Backfilled, Progress, Refused
 from relaybox.search.source import Item, Rows, Source, as_source, name_of
-from relaybox.search.workspace import destination_of, open_records, open_rows, wanted
+from relaybox.search.workspace import open_records, open_rows, wanted
 from relaybox.stores.journal import OperationState
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def abackfill(
     Documents that cannot become events are skipped, and named in the result. Raise ``ConfigError`` if the
     source or the destination is wrong, or another process runs the same backfill.
     """
-    source, target = as_source(source), destination_of(outbox, destination)
+    source, target = as_source(source), outbox.settings.destination(destination)
     if batch < 1:
         raise ConfigError(f"batch = {batch}: use 1 or more")
     pace = Pace(rate, stop)

@@ -41,7 +41,7 @@ from relaybox.search.reindex_operation import (
 )
 from relaybox.search.results import Backfilled, Difference, Progress, Reindexed
 from relaybox.search.source import as_source
-from relaybox.search.workspace import Workspace, destination_of, open_records, open_workspace
+from relaybox.search.workspace import Workspace, open_records, open_workspace
 
 if TYPE_CHECKING:
     from relaybox.outbox import Outbox
@@ -120,7 +120,7 @@ async def aabort(
     tell: Tell = silent,
 ) -> int:
     """Stop running reindexes and remove what they leave; return their number. ``dry_run`` only reports."""
-    configured = destination_of(outbox, destination)
+    configured = outbox.settings.destination(destination)
     engine = open_engine(configured)
     try:
         async with open_records(outbox, actor) as records:

@@ -13,7 +13,7 @@ from uuid import UUID
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, PayloadError, UnknownDestination
+from relaybox.errors import ConfigError, PayloadError
 from relaybox.operate.admin import Admin
 from relaybox.search.change import LIMITS, Changes, check_target, index_of, search_address
 from relaybox.search.engine import Engine, open_engine
@@ -85,7 +85,7 @@ async def open_workspace(
     """Open all that a comparison needs. Raise ``ConfigError`` if the destination has several indexes."""
     async with AsyncExitStack() as opened:
         rows = await opened.enter_async_context(open_rows(outbox, source))
-        configured = destination_of(outbox, destination)
+        configured = outbox.settings.destination(destination)
         engine = open_engine(configured)
         opened.push_async_callback(engine.close)
         check_target(configured, rows.event_type)
@@ -123,14 +123,6 @@ async def open_records(outbox: Outbox, actor: str) -> AsyncIterator[OutboxRecord
         yield OutboxRecords(admin, Undelivered(store), ledger, store)
     finally:
         await store.close()
-
-
-def destination_of(outbox: Outbox, name: str) -> Destination:
-    """Return the destination of that name. Raise ``UnknownDestination``."""
-    known = {one.name: one for one in outbox.settings.destinations}
-    if name not in known:
-        raise UnknownDestination(name, known)
-    return known[name]
 
 
 async def wanted(

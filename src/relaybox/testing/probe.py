@@ -14,10 +14,10 @@ import sqlalchemy as sa
 from relaybox.core.event import Delivery, Event
 from relaybox.core.event_loop import run
 from relaybox.core.outcome import Reject, Retry, Unavailable
-from relaybox.core.settings import Destination
+from relaybox.core.settings import Destination, Settings
 from relaybox.database.connect import in_loop
 from relaybox.database.schema import Tables, now
-from relaybox.errors import ConfigError, PayloadError, StoreError, UnknownDestination, shorten
+from relaybox.errors import ConfigError, PayloadError, StoreError, shorten
 from relaybox.operate.observers.count import Counter
 from relaybox.outbox import Outbox
 from relaybox.sinks.http.status import classify, phrase_of
@@ -168,10 +168,7 @@ class OutboxProbe:
         await asyncio.to_thread(self.clear)
 
     def _stage(self, name: str) -> Stage:
-        by_name = {destination.name: destination for destination in self._destinations}
-        if name not in by_name:
-            raise UnknownDestination(name, by_name)
-        return self._stage_of(by_name[name])
+        return self._stage_of(self._settings.destination(name))
 
     def _stage_of(self, destination: Destination) -> Stage:
         name = destination.name
@@ -185,8 +182,8 @@ class OutboxProbe:
         return StagedSink(destination, stage, stage.captured or own(destination, handlers))
 
     @property
-    def _destinations(self) -> Sequence[Destination]:
-        return self._outbox.settings.destinations
+    def _settings(self) -> Settings:
+        return self._outbox.settings
 
     def _expect(self, event_type: str, wanted: Wanted) -> Expectation:
         if "destination" in wanted:
@@ -213,7 +210,7 @@ class OutboxProbe:
         yield from self._deleted()
 
     def _deleted(self) -> Iterator[str]:
-        for name in (each.name for each in self._destinations if each.retention == 0):
+        for name in (each.name for each in self._settings.destinations if each.retention == 0):
             if self.sent(name):
                 what = "has retention = 0, so that its rows are deleted when they are delivered"
                 yield f"hint: {name} {what}: look before drain(), or at outbox.sent({name!r})"

@@ -18,7 +18,7 @@ from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, execute, raise_ours
 from relaybox.contrib.django.emit import default_alias
 from relaybox.contrib.django.outbox import get_outbox, is_busy
-from relaybox.core.settings import Destination
+from relaybox.core.settings import Destination, Settings
 from relaybox.database.connect import Execute, in_loop
 from relaybox.errors import ConfigError
 from relaybox.sinks.open import Handlers
@@ -90,9 +90,9 @@ class DjangoProbe(OutboxProbe):
         return self._sink_of(destination, handlers, partial(draining.own_sink, using))
 
     @property
-    def _destinations(self) -> Sequence[Destination]:
-        # A test may have overridden the settings.
-        return get_configuration().settings.destinations
+    def _settings(self) -> Settings:
+        # A test may have overridden them.
+        return get_configuration().settings
 
     def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
         if not events:
