@@ -1,8 +1,5 @@
 """The configuration of an outbox: destinations, routes, and the files they are read from."""
 
-# A Setting is a descriptor: all instances of the class share it on purpose.
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 import re

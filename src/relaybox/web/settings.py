@@ -1,8 +1,5 @@
 """The settings of the ``[web]`` table."""
 
-# A Setting is a descriptor: all instances share it on purpose.
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 import ipaddress

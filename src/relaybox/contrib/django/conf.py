@@ -4,9 +4,6 @@ Two destinations exist by default: ``celery`` for Celery tasks and ``tasks`` for
 options, add ``"celery": {"sink": "celery:", …}`` or ``"tasks": {"sink": "handler:", …}`` to ``DESTINATIONS``.
 """
 
-# A Setting is a descriptor, so all instances share it on purpose.
-# ruff: noqa: RUF009
-
 from __future__ import annotations
 
 import functools
