@@ -189,11 +189,8 @@ class Destination:
     def check_secrets(self) -> None:
         """Raise ``ConfigError`` if a secret is missing in this process."""
         for setting, secret in (("secret", self.secret), ("auth", self.auth)):
-            try:
-                if secret is not None:
-                    secret.reveal()
-            except ConfigError as error:
-                raise ConfigError(f"destination {self.name!r}: {setting}: {error}") from None
+            if secret is not None:
+                secret.reveal_for(f"destination {self.name!r}: {setting}")
 
     @classmethod
     def from_mapping(cls, name: str, mapping: Mapping[str, Any]) -> Self:

@@ -114,6 +114,13 @@ class Secret:
             raise ConfigError(f"{self._source} is missing or empty; {fix}")
         return value
 
+    def reveal_for(self, setting: str, env: Mapping[str, str] | None = None) -> str:
+        """Return the secret of a setting, which errors name."""
+        try:
+            return self.reveal(env)
+        except ConfigError as error:
+            raise ConfigError(f"{setting}: {error}") from None
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and self._source == other._source
 
@@ -381,11 +388,7 @@ def parse_secret(value: str | Secret, setting: str) -> Secret:
 
 def reveal_database(value: Any, env: Mapping[str, str], setting: str = "database") -> str:
     """Return the database's URL, read from ``env:NAME`` or ``file:PATH`` if given so."""
-    secret = parse_secret(value, setting)
-    try:
-        return secret.reveal(env)
-    except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from None
+    return parse_secret(value, setting).reveal_for(setting, env)
 
 
 def parse_name(value: str, setting: str) -> str:

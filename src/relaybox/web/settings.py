@@ -76,10 +76,7 @@ class UserSettings:
 
 
 def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
-    try:
-        found = tuple(parts(secret.reveal()))
-    except ConfigError as error:
-        raise ConfigError(f"{setting}: {error}") from None
+    found = tuple(parts(secret.reveal_for(setting)))
     if not found or min(map(len, found)) < SHORTEST:
         fix = f"write {SHORTEST} characters or more, such as `openssl rand -hex 32` prints"
         raise ConfigError(f"{setting} is too short; {fix}")
