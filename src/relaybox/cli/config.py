@@ -234,8 +234,7 @@ def _shown(of: object, name: str, source: str, default: object = None) -> dict[s
 def _destination(destination: Destination, outbox: Outbox, source: str) -> dict[str, dict[str, str]]:
     from relaybox.cli.application import sink_name
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with warnings.catch_warnings(action="ignore"):
         bare = Destination(destination.name, destination.sink)
         # The defaults of other settings depend on ``ordered``.
         default = Destination(destination.name, destination.sink, ordered=destination.ordered)

@@ -56,9 +56,8 @@ def _examine(given: Options, only: tuple[str, ...], skip: tuple[str, ...]) -> Re
     from relaybox.operate.doctor import Finding, Report, examine
 
     try:
-        with warnings.catch_warnings():
-            # The doctor reports them as findings.
-            warnings.simplefilter("ignore", ConfigWarning)
+        # The doctor reports them as findings.
+        with warnings.catch_warnings(action="ignore", category=ConfigWarning):
             outbox = given.outbox()
     except RelayboxError as error:
         seen, _, fix = " ".join(str(error).split()).rpartition("; ")

@@ -35,8 +35,7 @@ SEVERAL = {"DESTINATIONS": "relaybox.E003", "ROUTES": "relaybox.E004", "HANDLERS
 @register()  # type: ignore[untyped-decorator]
 def check_settings(**_: Any) -> list[CheckMessage]:
     """Run the checks that need no database."""
-    with warnings.catch_warnings(record=True) as noted:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as noted:
         found = _settings()
     # A warning may repeat at every reading.
     texts = dict.fromkeys(str(one.message) for one in noted if issubclass(one.category, ConfigWarning))

@@ -45,8 +45,7 @@ async def settings(context: Context) -> Results:
 
 def _warnings(destination: Destination) -> list[str]:
     """Return the warnings of a destination again: they were issued when the process started."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with warnings.catch_warnings(record=True, action="always") as caught:
         replace(destination)
     return [str(one.message) for one in caught if issubclass(one.category, ConfigWarning)]
 
