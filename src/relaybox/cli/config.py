@@ -64,7 +64,6 @@ events = ["*"]
 to = ["console"]
 """
 
-
 Tables: TypeAlias = dict[str, dict[str, dict[str, str]]]
 """By table and setting: the ``text`` as written in the file, and its ``source``."""
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 DIALECT = """Else the configured database's. A MySQL URL may lead to MariaDB as well, so that server is
 asked; --dialect avoids that."""
 
-
 Dialect = StrEnum("Dialect", ("postgresql", "mysql", "mariadb", "sqlite"))
 """The databases that ``--dialect`` accepts."""
 

@@ -52,7 +52,6 @@ STALLED = 45.0
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
 
-
 Reply: TypeAlias = tuple[int, str, bytes]
 """The response of a page: its status, content type and body."""
 

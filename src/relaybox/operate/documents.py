@@ -157,7 +157,6 @@ OperationDocument = document(
     "Operation", "A bulk action in the background: how far it is.", **_like(Operation, details=Any)
 )
 
-
 AuditDocument = document("Audit", "Who did what.", **_like(AuditRow, details=Any))
 PointDocument = document(
     "Point", "One step of a chart: events a second, counts, and seconds.", **_like(Point)

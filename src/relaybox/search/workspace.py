@@ -34,7 +34,6 @@ NIL = UUID(int=0)
 OF_THE_SOURCE = {"aggregate_type", "destination"}
 """Fields of an index name that are the same for all documents of a source."""
 
-
 Encoded: TypeAlias = tuple[str | None, bytes | None, str | None]
 Wanted: TypeAlias = Mapping[str, Any] | Refused | None
 """The document that belongs in the index, why the destination would not write it, or None."""

@@ -133,7 +133,6 @@ FIELDS: dict[type[Any], Callable[..., models.Field]] = {
 }
 """The field for each type of column in the schema."""
 
-
 NAMES = {
     "attempt": ("failed attempt", "failed attempts", "delivery_id"),
     "audit": ("operator's action", "operator's actions", "id"),
