@@ -102,7 +102,7 @@ def test_a_relay_shows_what_it_does(shop: Shop, project: Project) -> None:
         assert page.value("outbox_circuit_open", **errors) == 0
         assert page.value("outbox_relays") == 1
         assert page.value("process_cpu_seconds_total") is not None
-        assert page.get("/livez") == (200, '{"alive":true}\n')
+        assert page.get("/livez") == (200, '{"alive":true}')
         project.until(lambda: page.ready() == {"ready": True, "problems": []})
         assert page.get("/else")[0] == 404
         port = page.url.rpartition(":")[2]

@@ -1,8 +1,4 @@
-"""Serve metrics and health of a relay, for ``relay --listen``.
-
-The HTTP server is minimal: GET only, no bodies, one answer a connection. The standard library parses its
-requests, so it needs only the extra ``metrics``.
-"""
+"""Serve metrics and health of a relay, for ``relay --listen``, one answer a connection."""
 
 from __future__ import annotations
 
@@ -12,16 +8,12 @@ import logging
 import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import asdict
 from functools import partial
-from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler
-from io import BytesIO
+from operator import attrgetter
 from typing import Any, TypeAlias
 from urllib.parse import urlsplit
-
-from msgspec import json
 
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.operate.admin import Admin
@@ -37,14 +29,24 @@ try:
     from prometheus_client import ProcessCollector, generate_latest
 except ImportError:
     raise MissingExtra("prometheus-client", "metrics") from None
+try:
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.exceptions import HTTPException
+    from starlette.requests import Request
+    from starlette.responses import JSONResponse, PlainTextResponse, Response
+    from starlette.routing import Route
+
+    from relaybox.cli.web_server import Protocol
+except ImportError:
+    raise MissingExtra("uvicorn", "metrics") from None
 
 LOOPBACK = "127.0.0.1"
-HEAD = 16_384
-"""Most bytes of a request's head."""
 AT_ONCE = 50
-"""Connections served at the same time; further ones are closed."""
-SLOWEST = 5.0
-"""Seconds for a client to send its request, and again to take the answer."""
+"""Connections at the same time; the oldest is closed for a further one."""
+PATIENCE = 1
+"""Seconds for open requests to end when the relay stops."""
+HEADERS = [("cache-control", "no-store"), ("x-content-type-options", "nosniff"), ("connection", "close")]
 SILENT = 30.0
 """Seconds without an answer from the database until a relay is not ready."""
 STALLED = 45.0
@@ -52,10 +54,7 @@ STALLED = 45.0
 
 _ADDRESS = re.compile(r"(?:(?P<host>\[[0-9A-Fa-f:.%\w]+\]|[^:\[\]\s]*):)?(?P<port>[0-9]{1,5})")
 
-Reply: TypeAlias = tuple[int, str, bytes]
-"""The response of a page: its status, content type and body."""
-
-Page: TypeAlias = Callable[[], Awaitable[Reply]]
+Page: TypeAlias = Callable[[], Awaitable[Response]]
 
 
 def listen(address: str) -> socket.socket:
@@ -77,94 +76,71 @@ def listen(address: str) -> socket.socket:
 @asynccontextmanager
 async def serving(listening: socket.socket, pages: Mapping[str, Page]) -> AsyncIterator[None]:
     """Serve the pages, by path, during the block."""
-    served: set[asyncio.Task[None]] = set()
-    local = is_loopback(str(listening.getsockname()[0]))
-
-    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        served.add(task)
-        try:
-            if len(served) <= AT_ONCE:
-                await _serve(reader, writer, pages, local)
-        finally:
-            served.discard(task)
-            writer.close()
-
-    server = await asyncio.start_server(serve, sock=listening, limit=HEAD)
+    config = uvicorn.Config(
+        _application(pages, is_loopback(str(listening.getsockname()[0]))),
+        http=_Protocol,
+        log_level="error",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        headers=HEADERS,
+        proxy_headers=False,
+        lifespan="off",
+        timeout_graceful_shutdown=PATIENCE,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve([listening]))
     try:
         yield
     finally:
-        server.close()
-        for task in served:
-            task.cancel()
+        server.should_exit = True
+        await task
 
 
-async def _serve(
-    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, pages: Mapping[str, Page], local: bool
-) -> None:
-    # Ignore clients that disconnect or are too slow.
-    with suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
-        try:
-            async with asyncio.timeout(SLOWEST):
-                head = await reader.readuntil(b"\r\n\r\n")
-        except asyncio.LimitOverrunError:
-            head = b""
-        request = _Request(head)
-        status, content_type, body = await _reply(request, pages, local)
-        lines = [
-            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}",
-            f"content-type: {content_type}",
-            f"content-length: {len(body)}",
-            "cache-control: no-store",
-            "x-content-type-options: nosniff",
-            "connection: close",
-            *(["allow: GET, HEAD"] if status == 405 else []),
-        ]
-        head = "\r\n".join([*lines, "", ""]).encode()
-        writer.write(head if request.command == "HEAD" else head + body)
-        async with asyncio.timeout(SLOWEST):
-            await writer.drain()
+class _Protocol(Protocol):
+    """Close the oldest connection when there are too many, so that idle ones block nobody."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Make room for this connection."""
+        super().connection_made(transport)
+        self.began = self.loop.time()
+        if len(self.connections) > AT_ONCE:
+            oldest: Any = min(self.connections, key=attrgetter("began"))
+            oldest.transport.abort()
 
 
-class _Request(BaseHTTPRequestHandler):
-    """Parse the head of a request; the caller answers it."""
+class _Server(uvicorn.Server):
+    """Leave signals to the relay."""
 
-    def __init__(self, head: bytes) -> None:
-        self.rfile = BytesIO(head)
-        self.raw_requestline = self.rfile.readline()
-        parsed = self.parse_request() and self.request_version in ("HTTP/1.0", "HTTP/1.1")
-        # A malformed line would hide the headers after it, such as Host.
-        self.is_valid = parsed and not self.headers.defects
-
-    def send_error(self, *about: Any) -> None:
-        """Write nothing; the parser calls this on a malformed request."""
-
-    def names_this_host(self) -> bool:
-        """True if the Host header names this host, or is missing, which no browser does."""
-        try:
-            names = [urlsplit(f"//{host.strip()}").hostname for host in self.headers.get_all("host", ())]
-        except ValueError:
-            return False
-        return all(is_loopback(name or "") for name in names)
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
 
 
-async def _reply(request: _Request, pages: Mapping[str, Page], local: bool) -> Reply:
-    if not request.is_valid:
-        return _plain(400, "this is not an HTTP request")
-    if local and not request.names_this_host():
-        # DNS rebinding: a foreign page whose name resolves to this host could read the answer.
-        return _plain(421, "only names of this host, such as localhost, are answered")
-    path = request.path.partition("?")[0]
-    if path not in pages:
-        return _plain(404, f"there are {', '.join(pages)}")
-    if request.command not in ("GET", "HEAD"):
-        return _plain(405, "only GET is served")
-    return await pages[path]()
+def _application(pages: Mapping[str, Page], local: bool) -> Starlette:
+    def endpoint(page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            if local and not _names_this_host(request):
+                # DNS rebinding: a foreign page whose name resolves to this host could read the answer.
+                raise HTTPException(421, "only names of this host, such as localhost, are answered\n")
+            return await page()
+
+        return answer
+
+    async def unknown(request: Request, error: Exception) -> Response:
+        return PlainTextResponse(f"there are {', '.join(pages)}\n", 404)
+
+    routes = [Route(path, endpoint(page)) for path, page in pages.items()]
+    return Starlette(routes=routes, exception_handlers={404: unknown})
 
 
-def _plain(status: int, text: str) -> Reply:
-    return status, "text/plain; charset=utf-8", f"{text}\n".encode()
+def _names_this_host(request: Request) -> bool:
+    """True if the Host header names this host, or is missing, which no browser does."""
+    try:
+        names = [urlsplit(f"//{host.strip()}").hostname for host in request.headers.getlist("host")]
+    except ValueError:
+        return False
+    return all(is_loopback(name or "") for name in names)
 
 
 class Monitor:
@@ -209,16 +185,16 @@ class Monitor:
                 await self._gauges.close()
                 await self._health.close()
 
-    async def _exposed(self, admin: Admin) -> Reply:
+    async def _exposed(self, admin: Admin) -> Response:
         await self._gauges.refresh(admin)
-        return 200, CONTENT_TYPE, generate_latest(self._metrics.registry)
+        return Response(generate_latest(self._metrics.registry), headers={"content-type": CONTENT_TYPE})
 
-    async def _ready(self, admin: Admin, relay: Relay) -> Reply:
+    async def _ready(self, admin: Admin, relay: Relay) -> Response:
         problems = [problem async for problem in self._problems(admin, relay)]
         # Hide what follows the colon: addresses and texts of other systems, which not everybody may see.
         shown = [asdict(problem) | {"reason": problem.reason.partition(":")[0]} for problem in problems]
         document = {"ready": not problems, "problems": shown}
-        return 503 if problems else 200, "application/json", json.encode(document) + b"\n"
+        return JSONResponse(document, 503 if problems else 200)
 
     async def _problems(self, admin: Admin, relay: Relay) -> AsyncIterator[Problem]:
         health = await self._health.look(lambda: admin.health(STALLED))
@@ -244,5 +220,5 @@ class Monitor:
             yield Problem(canary.destination, "its test event was not acknowledged", seconds)
 
 
-async def _alive() -> Reply:
-    return 200, "application/json", b'{"alive":true}\n'
+async def _alive() -> Response:
+    return JSONResponse({"alive": True})
