@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from datetime import datetime
 from pathlib import Path
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 
 import sqlalchemy as sa
 
@@ -22,7 +22,7 @@ from relaybox.core.settings import Destination, Route, Settings, find_file
 from relaybox.core.values import known_only, reveal_database
 from relaybox.database.schema import make_tables
 from relaybox.emit.emitter import Calls, Emitter
-from relaybox.emit.row import Call
+from relaybox.emit.row import Call, EmitOptions
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.wakes.open import open_bell
 from relaybox.errors import ConfigError
@@ -119,22 +119,15 @@ class Outbox:
         event_type: str,
         payload: Any,
         *,
-        idempotency_key: str | None = None,
-        key: str | EllipsisType | None = ...,
-        headers: Mapping[str, Any] | None = None,
-        tenant: str | None = None,
-        max_attempts: int | None = None,
-        deliver_at: datetime | None = None,
-        destinations: Sequence[str] | None = None,
         autocommit: bool = False,
+        **options: Unpack[EmitOptions],
     ) -> Emitted:
-        """Write an event as ``emit`` does, on an asynchronous connection or session.
+        """Write an event as ``emit`` does, with the same options, on an asynchronous connection or session.
 
         ``connection`` is a SQLAlchemy AsyncSession, async_scoped_session or AsyncConnection, or an
         asynchronous connection of psycopg, asyncpg (also from a pool), aiosqlite or asyncmy.
         """
-        event = (aggregate_type, aggregate_id, event_type, payload)
-        call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
+        call = Call(aggregate_type, aggregate_id, event_type, payload, **options)
         return (await self._emitter.awrite(connection, [call], autocommit))[0]
 
     def emit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
