@@ -8,7 +8,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from datetime import datetime
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
 
@@ -38,26 +37,14 @@ Key: TypeAlias = Callable[["Model"], str | None] | str | EllipsisType | None
 _UNKNOWN = object()
 
 
-class Options(EmitOptions, total=False):
-    """The optional arguments of ``emit_event``."""
-
-    using: str | None
-
-
 def emit_event(
     aggregate_type: str,
     aggregate_id: Any,
     event_type: str,
     payload: Any,
     *,
-    idempotency_key: str | None = None,
-    key: str | EllipsisType | None = ...,
-    headers: Mapping[str, Any] | None = None,
-    tenant: str | None = None,
-    max_attempts: int | None = None,
-    deliver_at: datetime | None = None,
-    destinations: Sequence[str] | None = None,
     using: str | None = None,
+    **options: Unpack[EmitOptions],
 ) -> Emitted:
     """Write an event inside the open ``atomic()``; it exists if and only if that commits.
 
@@ -68,9 +55,7 @@ def emit_event(
     ``NotInTransaction`` outside ``atomic()``, unless ``OUTBOX["REQUIRE_ATOMIC"]`` is False. Raise
     ``ConfigError`` for a wrong alias or setting, ``SchemaError`` for missing tables, else Django's errors.
     """
-    event = (aggregate_type, aggregate_id, event_type, payload)
-    call = Call(*event, idempotency_key, key, headers, tenant, max_attempts, deliver_at, destinations)
-    return _emit([call], using)[0]
+    return _emit([Call(aggregate_type, aggregate_id, event_type, payload, **options)], using)[0]
 
 
 def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
@@ -79,11 +64,17 @@ def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
 
 
 async def aemit_event(
-    aggregate_type: str, aggregate_id: Any, event_type: str, payload: Any, **options: Unpack[Options]
+    aggregate_type: str,
+    aggregate_id: Any,
+    event_type: str,
+    payload: Any,
+    *,
+    using: str | None = None,
+    **options: Unpack[EmitOptions],
 ) -> Emitted:
     """Emit from asynchronous code, on the connection and in the transaction of its synchronous calls."""
     call = sync_to_async(emit_event, thread_sensitive=True)
-    return await call(aggregate_type, aggregate_id, event_type, payload, **options)
+    return await call(aggregate_type, aggregate_id, event_type, payload, using=using, **options)
 
 
 async def aemit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
