@@ -220,7 +220,10 @@ def reindex(
     from relaybox.search.source import load_source
 
     outbox = open_outbox(options(context))
-    say = partial(_say, as_json)
+
+    def say(text: str) -> None:
+        typer.echo(plain(text), err=as_json)
+
     if abort:
         _abort(outbox, destination, as_json, index=index, dry_run=dry_run, actor=actor(), tell=say)
         return
@@ -244,10 +247,6 @@ def reindex(
             return
         confirm(f"rebuild the index {name} of {destination} from {many} documents?")
     _show_reindexed(_run(rebuild), as_json)
-
-
-def _say(as_json: bool, text: str) -> None:
-    typer.echo(plain(text), err=as_json)
 
 
 def _run(work: Callable[[], Coroutine[Any, Any, T]]) -> T:

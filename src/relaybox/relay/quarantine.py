@@ -6,14 +6,7 @@ until a suspect is alone. Lanes do so side by side, so that no lane waits for an
 
 A death counts towards ``max_attempts`` only if one suspect alone was in flight in the whole process. The
 database has to know that before the send begins (``Store.hold_alone``), and must forget it before a second
-suspect is sent. So the second suspect waits a moment for the first, which then mostly has its answer. If not,
-the second removes its mark. A slow innocent is therefore never blamed for the killer of another lane.
-
-The killer is blamed in the end, even if other lanes have suspects in flight at each death. Lanes enter in a
-different order each time the process starts, so with n lanes the killer's is first in one start of n, on
-average. The killer then has that moment alone. If it takes longer to kill, it gets twice as long with each
-further death, up to ``LONGEST``. So a killer is failed after about 6 + n * max_attempts deaths, and no
-suspect ever waits longer than ``LONGEST``.
+suspect is sent. Decision 13 explains why a killer is blamed in the end, and how long a suspect waits.
 """
 
 from __future__ import annotations

@@ -280,7 +280,7 @@ def missing(wanted: Any, seen: Any, path: str) -> Iterator[str]:
     """
     if isinstance(wanted, Mapping) and isinstance(seen, Mapping):
         for key, value in wanted.items():
-            name = _name(key)
+            name = key if isinstance(key, str) else str(next(iter(_stored({key: None})), key))
             if name in seen:
                 yield from missing(value, seen[name], f"{path}[{name!r}]")
             else:
@@ -306,10 +306,6 @@ def _equal(wanted: Any, seen: Any) -> bool:
     # In JSON, unlike in Python, true is not 1.
     same_kind = isinstance(wanted, bool) == isinstance(seen, bool) or not isinstance(wanted, bool | int)
     return same_kind and bool(wanted == seen)
-
-
-def _name(key: Any) -> str:
-    return key if isinstance(key, str) else str(next(iter(_stored({key: None})), key))
 
 
 def _stored(value: Any) -> Any:

@@ -3,20 +3,8 @@
 One pass checks a value and converts it to plain JSON types. Values that a database or a receiver would
 refuse raise here, with their path, before the caller's transaction is touched.
 
-| Python | JSON |
-|---|---|
-| None, bool, int, float, str | the same |
-| list, tuple, set, frozenset | array |
-| dict and other mappings | object; keys may be str, int, UUID, date, datetime or an Enum of these |
-| datetime (aware only) | ISO 8601, UTC written ``Z``: ``2025-01-31T12:00:00Z`` |
-| date, time | ISO 8601; a time of day needs no timezone |
-| timedelta | ISO 8601 duration: ``P1DT02H30M00S`` |
-| Decimal, UUID, pydantic's URLs, Django's lazy text | string |
-| Enum | its value |
-| dataclass, attrs class, msgspec Struct | object of its fields; a Struct's as msgspec names and omits them |
-| pydantic model, SQLModel | the result of ``model_dump()`` |
-
-``bytes`` are stored unchanged as a whole payload, and refused inside JSON.
+``docs/how-to/emit.md`` lists the types. ``bytes`` are stored unchanged as a whole payload, and refused inside
+JSON.
 """
 
 from __future__ import annotations

@@ -1,19 +1,8 @@
 """Know which relays are alive, which one leads, and this relay's share of a destination's concurrency.
 
-The shares in use must never add up to more than the whole, even if heartbeats fail, or relays join or stall:
-
-- A member uses the list of its last heartbeat for at most ``live`` seconds after that heartbeat began. After
-  that the others no longer count it, and it must join again.
-- To join, a relay writes its row, commits, and then reads who is alive. A relay that reads later finds the
-  newcomer. A relay that read earlier uses its list for at most ``live`` seconds, so the newcomer waits that
-  long. If it finds only itself, it need not wait.
-- A member's heartbeat is one transaction. A relay that joins before its commit still finds the member's last
-  row. If the commit took so long that the row became too old, the member must join again.
-- A member that is known to have died, because it ran on this host, is removed at once.
-- So the list of every working member names all working members. A list with more names than that gives a
-  smaller share, never a larger one.
-- For a destination, only those members count that ``may_have`` it. A relay that reported its destinations
-  before it joined, without this one, sends nothing there. All others count.
+The shares in use never add up to more than the whole, even if heartbeats fail, or relays join or stall. "How
+relays share concurrency" in ``docs/explanation/upkeep.md`` has the rules, and why they suffice. A member that
+is known to have died, because it ran on this host, is removed at once.
 """
 
 from __future__ import annotations
