@@ -21,7 +21,7 @@ from tests.servers import base, packages, shared
 
 ROOT = Path(__file__).parents[1]
 # Tests wait more than they compute, so two cores have work for more than two processes.
-SIDE_BY_SIDE = ("--numprocesses", "3", "--dist", "worksteal")
+SIDE_BY_SIDE = ("--numprocesses", "4", "--dist", "worksteal")
 EVERY_DJANGO = (*SIDE_BY_SIDE, "tests/django", "-m", "not chaos and not processes")
 UNIT = (*SIDE_BY_SIDE, "tests/unit", "-m", "fast")
 REQUIRED = "RELAYBOX_REQUIRE_SERVERS" in os.environ
