@@ -103,6 +103,8 @@ def test_crashes_are_named() -> None:
     )
     failed = replace(ENTRY, status="failed", attempts=5, crashes=6, error_message="the relay died 6 times")
     assert "after 5 attempts; its relay died or was stopped 6 times: the relay died 6 times" in text(failed)
+    delivered = replace(ENTRY, status="delivered", attempts=1, crashes=1, delivered_at=LATER)
+    assert text(delivered).endswith(", 1 attempt in all; its relay died or was stopped 1 time")
 
 
 def test_a_silent_relay_does_not_count() -> None:

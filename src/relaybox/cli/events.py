@@ -161,7 +161,7 @@ def _show_page(page: Page) -> None:
         ]
         for entry in page.entries
     ]
-    print_page(headings, rows, range(3), page.cursor, "no such event")
+    print_page(headings, rows, range(3), page.cursor, "no delivery matches")
     if any(entry.status == "failed" for entry in page.entries):
         retry = command("retry DELIVERY --destination DESTINATION")
         typer.echo(f"one that failed: {retry}, or discard", err=True)

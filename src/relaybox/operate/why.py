@@ -92,15 +92,15 @@ def _handed_over(entry: Entry) -> Reason:
 
 
 def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
+    crashes = f"; its relay died or was stopped {plural(entry.crashes, 'time')}" if entry.crashes else ""
     if entry.status == "delivered":
-        text = f"was delivered at {at(entry.delivered_at)}, {plural(entry.attempts, 'attempt')} in all"
-        return Reason(entry, "delivered", text)
+        delivered = f"was delivered at {at(entry.delivered_at)}"
+        return Reason(entry, "delivered", f"{delivered}, {plural(entry.attempts, 'attempt')} in all{crashes}")
     if entry.status == "discarded":
         return Reason(entry, "discarded", f"was discarded by an operator at {at(entry.updated_at)}")
     if entry.state is State.UNKNOWN:
         text = f"has the status {entry.status!r}, which this version does not know and leaves alone"
         return Reason(entry, "unknown_status", text)
-    crashes = f"; its relay died or was stopped {plural(entry.crashes, 'time')}" if entry.crashes else ""
     failed = f"failed at {at(entry.updated_at)} after {plural(entry.attempts, 'attempt')}{crashes}"
     fix = advice(entry, shared=entry.event_id in shared)
     return Reason(entry, "failed", f"{failed}: {_error(entry)}; {fix}")

@@ -198,7 +198,7 @@ def test_tables_of_other_names_are_served(
     assert mail["name"] == "mail"
     assert relaybox("resume", "mail") == "resumed mail\n"
     assert relaybox("retry", "--all", "--yes") == "retried 0\n"
-    assert relaybox("events", "list", "--status", "failed") == "no such event\n"
+    assert relaybox("events", "list", "--status", "failed") == "no delivery matches\n"
     assert relaybox("why", uuid4(), status=1).startswith("relaybox: no event")
 
 
@@ -294,7 +294,7 @@ def test_events_list_pages_and_filters(url: str) -> None:
     assert rest["cursor"] is None
     failed = relaybox("events", "list", "--status", "failed", "--destination", "mail", "--error", "unprocess")
     assert failed.splitlines()[1].split()[:2] == [str(ids["failed"]), "failed"]
-    assert relaybox("events", "list", "--type", "no.such") == "no such event\n"
+    assert relaybox("events", "list", "--type", "no.such") == "no delivery matches\n"
     assert f"more: --cursor {ids['due']}\n" in relaybox("events", "list", "--limit", 1)
 
 
