@@ -159,7 +159,10 @@ class Consumer:
         """Run the handlers of an event: async ones in this loop, others in a thread."""
         if not self._of(event):
             return self._unwanted(event)
-        return await (self._in_loop(event) if self._asynchronous else asyncio.to_thread(self.handle, event))
+        return await (self._in_loop(event) if self._asynchronous else self._in_thread(event))
+
+    async def _in_thread(self, event: Event) -> Verdict:
+        return await asyncio.to_thread(self.handle, event)
 
     async def _in_loop(self, event: Event) -> Verdict:
         began = ended = False
