@@ -2,6 +2,7 @@
 
 It is an application's relay. Where the plan names a death its store is wrapped, and only to kill the process
 at that point. Handlers write what they took to the standard output, a line each.
+A wrapped store writes the ids of rows that a settle found locked.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from relaybox import Destination, Event, Outbox, Route
 from relaybox.core.event import Delivery
 from relaybox.database.steps import Steps
+from relaybox.errors import RowsLocked
 from relaybox.operate import open_relay as parts
 from relaybox.sinks.handler import HandlerSink
 from relaybox.stores.store import Claim, Settlement, Want
@@ -96,16 +98,25 @@ class Mortal:
     async def settle(self, settlements: list[Settlement], **policy: Any) -> Any:
         if self._death == "after acknowledgement":
             os.kill(os.getpid(), signal.SIGKILL)
-        return await self._store.settle(settlements, **policy)
+        try:
+            return await self._store.settle(settlements, **policy)
+        except RowsLocked as error:
+            for row in error.rows:
+                os.write(1, f"{row}\n".encode())
+            raise
 
 
 def dying(begin: Callable[..., Steps[Any]], transactions: int) -> Callable[..., Steps[Any]]:
-    """Steps in which the process dies after so many transactions."""
+    """Return steps in which the process dies after so many transactions, if there are so many."""
 
     def steps(*given: Any) -> Steps[Any]:
         own, results = begin(*given), None
         for _ in range(transactions):
-            results = yield own.send(results)  # type: ignore[arg-type]
+            try:
+                queries = own.send(results)  # type: ignore[arg-type]
+            except StopIteration as end:
+                return end.value
+            results = yield queries
         os.kill(os.getpid(), signal.SIGKILL)
 
     return steps

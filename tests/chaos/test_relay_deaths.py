@@ -154,6 +154,14 @@ async def test_killed_while_its_settle_is_under_way(scene: Scene) -> None:
     scene.check(in_flight)
 
 
+def until_locked(process: subprocess.Popen[bytes], count: int) -> None:
+    """Return when the relay has found so many rows locked, or is dead."""
+    assert process.stdout
+    found: set[bytes] = set()
+    while len(found) < count and (line := process.stdout.readline()):
+        found.add(line)
+
+
 @pytest.mark.parametrize("transactions", [1, 2, 3])
 async def test_killed_between_the_transactions_of_a_settle_beside_a_locked_row(
     scene: Scene, transactions: int
@@ -161,12 +169,17 @@ async def test_killed_between_the_transactions_of_a_settle_beside_a_locked_row(
     """It has looked what comes next, looked what is locked, or written what it could, and does not know."""
     scene.runner.go_on.clear()
     plan = msgspec.structs.replace(scene.plan("first"), beside_locks=transactions)
-    with process(plan) as first, scene.shop.engine.connect() as locker:
+    connect = scene.shop.engine.connect
+    with process(plan) as first, connect() as locker, connect() as other:
         await scene.under_way()
-        locked = scene.taken()[0]
-        row = sa.text("SELECT id FROM outbox_event WHERE payload ->> 'n' = :n FOR UPDATE")
-        assert locker.execute(row, {"n": str(locked)}).all()
+        locked, *freed = scene.taken()
+        row = sa.text("SELECT id FROM outbox_event WHERE payload ->> 'n' = ANY (:ns) FOR UPDATE")
+        for connection, numbers in ((locker, [locked]), (other, freed)):
+            assert connection.execute(row, {"ns": list(map(str, numbers))}).all()
         scene.runner.go_on.set()
+        # Only now: a settle of the locked row alone would have nothing to write.
+        await asyncio.to_thread(until_locked, first, CONCURRENCY)
+        other.rollback()
         assert await ended(first) == -signal.SIGKILL
         in_flight = scene.in_flight()
     assert locked in in_flight

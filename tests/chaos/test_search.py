@@ -99,7 +99,7 @@ def test_the_index_is_what_the_database_is_whatever_happened(
         assert result.ok, (line(result), *result.words)
         assert set(plan.kinds) <= set(result.faults)
         assert result.receipts == result.events > DOCUMENTS
-        assert "again in " in archive.logs(), "no trouble was felt"
+        assert "again in " in archive.logs(), ("no trouble was felt", line(result), archive.troubles())
         compared = archive.compare()
         assert compared.documents == compared.matched == archive.count()
         assert compared.consistency == 100.0
