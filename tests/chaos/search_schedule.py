@@ -28,6 +28,8 @@ from tests.waiting import wait_for
 WRITERS = 2
 PAGE = 200  # Documents that are written in one transaction at the beginning
 PATIENCE = 120.0
+FELT = "again in "
+"""What a relay logs of a delivery that it has to repeat."""
 KILLS = 4
 """Harm that is done for each relay that is killed: it needs its time to start, and one is to be sending."""
 
@@ -126,6 +128,8 @@ def _storm(
         if struck.total() % KILLS == 0:
             relays.kill(struck.total() // KILLS)
 
+    if "refused" in plan.kinds:
+        _until_felt(archive, subject, plan)
     for number, kind in enumerate(plan.kinds):
         wave = _wave(archive, plan, number, writers)
         strike(kind)
@@ -135,6 +139,20 @@ def _storm(
             churn.result()
     unordered = plan.policy.get("ordered") is False
     return struck + Counter({"kill relay": struck.total() // KILLS, "no order": int(unordered)})
+
+
+def _until_felt(archive: Archive, subject: Subject, plan: Draw) -> None:
+    """Refuse connections until a relay has met that. Other harm may pass while all relays are starting."""
+    _refuse(subject)
+    archive.save([plan.documents], "written while connections are refused")
+    _wait(lambda: FELT in archive.logs())
+    subject.network.set()
+
+
+def _refuse(subject: Subject) -> None:
+    """Accept no connection, and reset the open ones: a relay that has one would not notice."""
+    subject.network.set(refuse=True)
+    subject.network.reset()
 
 
 def _wave(archive: Archive, plan: Draw, number: int, writers: ThreadPoolExecutor) -> list[Future[None]]:
@@ -162,7 +180,7 @@ def _strikes(subject: Subject, random: Random) -> dict[str, Callable[[], None]]:
 
     return {
         "a hole": for_a_while(lambda: network.set(hole=True), network.set),
-        "refused": for_a_while(lambda: network.set(refuse=True), network.set),
+        "refused": for_a_while(lambda: _refuse(subject), network.set),
         "reset": for_a_while(network.reset, network.reset),
         "silent": silence,
         "killed": subject.kill,

@@ -13,7 +13,7 @@ import pytest
 
 from tests.chaos.run import line
 from tests.chaos.schedule import Result
-from tests.chaos.search_schedule import Draw, archive_of, draw, kinds_of, run_search_schedule
+from tests.chaos.search_schedule import FELT, Draw, archive_of, draw, kinds_of, run_search_schedule
 from tests.conftest import available
 from tests.integration.search_engines import ENGINES, Subject, engine
 from tests.servers.meilisearch import Server
@@ -99,7 +99,7 @@ def test_the_index_is_what_the_database_is_whatever_happened(
         assert result.ok, (line(result), *result.words)
         assert set(plan.kinds) <= set(result.faults)
         assert result.receipts == result.events > DOCUMENTS
-        assert "again in " in archive.logs(), ("no trouble was felt", line(result), archive.troubles())
+        assert FELT in archive.logs(), ("no trouble was felt", line(result), archive.troubles())
         compared = archive.compare()
         assert compared.documents == compared.matched == archive.count()
         assert compared.consistency == 100.0
