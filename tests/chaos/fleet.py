@@ -23,7 +23,7 @@ import msgspec
 
 from relaybox import Outbox
 from relaybox.core import circuit
-from relaybox.relay import crashpoint, decide, lane
+from relaybox.relay import crashpoint, decide, send
 from relaybox.sinks.http import status
 from tests.chaos import broken, workload
 from tests.chaos.nursery import Change, Nursery
@@ -95,7 +95,7 @@ def hasten() -> None:
     circuit.FIRST_PAUSE = 0.1
     circuit.LONGEST_PAUSE = decide.LONGEST_PAUSE = 0.5  # type: ignore[attr-defined]
     decide.LONGEST_AFTER = status.LONGEST_RETRY_AFTER = 0.8
-    lane.PROBE_MARGIN = 0.5
+    send.PROBE_MARGIN = 0.5
 
 
 def _watcher(doom: Doom) -> Callable[[str], None]:

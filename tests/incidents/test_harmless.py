@@ -10,7 +10,7 @@ import psycopg
 import sqlalchemy as sa
 
 from relaybox import Event
-from relaybox.relay.lane import Lane
+from relaybox.relay.release import Releases
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Claim, Want
 from tests.incidents.conftest import Case, variants
@@ -66,7 +66,7 @@ async def test_a_transaction_is_open_while_the_sink_is_called(case: Case) -> Non
         assert found == [0, 0, 0], "transactions or locks were open while the sink was called"
 
 
-async def keep(self: Lane, deliveries: Any) -> bool:
+async def keep(self: Releases, deliveries: Any) -> bool:
     """Leave it to the leases to run out."""
     return True
 
@@ -74,7 +74,7 @@ async def keep(self: Lane, deliveries: Any) -> bool:
 @variants("a stop that gives nothing back")
 async def test_a_relay_that_is_stopped_keeps_its_claims(case: Case) -> None:
     if case.broken:
-        case.patch.setattr(Lane, "_release", keep)
+        case.patch.setattr(Releases, "release", keep)
     shop = Shop(case.database("sqlite"))
     begun: list[Event] = []
 

@@ -15,7 +15,7 @@ from relaybox.core.outcome import Outcome
 from relaybox.database.statements import delivery as statements
 from relaybox.relay.batch import Batch
 from relaybox.relay.decide import Opening, Policy
-from relaybox.relay.lane import Lane
+from relaybox.relay.send import Sender
 from relaybox.sinks.handler import HandlerSink
 from relaybox.wire.envelope import event_of
 from tests.incidents.conftest import Case, variants
@@ -28,13 +28,13 @@ from tests.waiting import await_for
 @variants("one queue for all destinations")
 async def test_one_bad_sink_stops_all_the_others(case: Case) -> None:
     if case.broken:
-        turn, send = asyncio.Lock(), Lane._send
+        turn, send = asyncio.Lock(), Sender._send
 
-        async def in_turn(self: Lane, batch: Batch) -> None:
+        async def in_turn(self: Sender, batch: Batch) -> None:
             async with turn:
                 await send(self, batch)
 
-        case.patch.setattr(Lane, "_send", in_turn)
+        case.patch.setattr(Sender, "_send", in_turn)
     shop = Shop(case.database("postgresql-18"))
     hangs = asyncio.Event()
     taken: Counter[str] = Counter()

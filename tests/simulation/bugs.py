@@ -19,14 +19,23 @@ from relaybox.core.ordering import Candidate
 from relaybox.core.outcome import Delivered, Failed, Reject, Released, Retried, Retry, Unavailable
 from relaybox.errors import StoreError
 from relaybox.relay import lane as lane_module
-from relaybox.relay.batch import Batch
+from relaybox.relay.answer import Answers
+from relaybox.relay.batch import Batch, Lease
 from relaybox.relay.breaker import Breaker
+from relaybox.relay.claim import Claims
 from relaybox.relay.decide import Policy
 from relaybox.relay.extend import Extender
-from relaybox.relay.lane import Lane
+from relaybox.relay.gate import Gate
+from relaybox.relay.probe import Probe
 from relaybox.relay.quarantine import Quarantine
+from relaybox.relay.rest import Rest
+from relaybox.relay.room import Room
+from relaybox.relay.send import Sender
 from relaybox.relay.settle import Settler
+from relaybox.relay.share import Share
 from relaybox.relay.sizing import Sizing
+from relaybox.relay.stop import Stop
+from relaybox.relay.suspects import Suspects
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.sinks import sink
 from relaybox.sinks.sink import Answer, OneByOne, Progress
@@ -82,9 +91,9 @@ def search(bug: Bug) -> int | None:
     return None
 
 
-_send, _claim, _decide = Lane._send, Lane._claim, Policy.decide
-_bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Lane._probe_with
-_give_up, _open = Lane._give_up, Breaker.open
+_send, _claim, _decide = Sender._send, Claims.claim, Policy.decide
+_bulk, _store_claim, _probe_with = BulkSink.send, SqlStore.claim, Probe._probe_with
+_give_up, _open = Stop._give_up, Breaker.open
 _agree = Agreement.__call__
 
 
@@ -103,10 +112,10 @@ async def _yes(*_: Any, **__: Any) -> bool:
 # Sending.
 
 
-async def _acknowledge_first(lane: Lane, batch: Batch) -> None:
+async def _acknowledge_first(self: Sender, batch: Batch) -> None:
     for delivery in batch.deliveries:
-        lane.answer(batch, delivery, Delivered())
-    await _send(lane, batch)
+        self._answers.take(batch, delivery, Delivered())
+    await _send(self, batch)
 
 
 async def _go_on_after_a_failure(
@@ -131,9 +140,9 @@ async def _mix_up_answers(
     return list(reversed(await _bulk(self, deliveries, progress)))
 
 
-def _begin_on_any_lease(lane: Lane, batch: Batch, delivery: Delivery) -> bool:
+def _begin_on_any_lease(self: Gate, batch: Batch, delivery: Delivery) -> bool:
     batch.begun.add(delivery.position)
-    return not lane._halted.is_set()
+    return not self.halted.is_set()
 
 
 # Judging answers.
@@ -178,14 +187,14 @@ def _nothing_is_poison(self: Circuit, event_id: Any) -> Trouble:
 async def _forget_refused_outcomes(self: Settler, settlements: Sequence[Settlement]) -> None:
     destination = self._destination
     try:
-        lost = await self._store.settle(
+        lost = await self._shared.store.settle(
             settlements, on_failed=destination.on_failed or "skip", dead_letter=self._dead_letter
         )
     except StoreError as error:
-        self._observer.trouble(destination.name, "settle", error)
+        self._shared.observer.trouble(destination.name, "settle", error)
     else:
-        self._observer.settled(destination.name, settlements, lost)
-    self._settled([delivery for delivery, _ in settlements])
+        self._shared.observer.settled(destination.name, settlements, lost)
+    self._in_flight.drop([delivery for delivery, _ in settlements])
 
 
 async def _claim_shorter(self: SqlStore, want: Any) -> Claim:
@@ -196,12 +205,12 @@ async def _claim_any_size(self: SqlStore, want: Any) -> Claim:
     return await _store_claim(self, replace(want, bytes=ANY_SIZE))
 
 
-def _extend_whatever_is_locked(self: Batch, until: float, except_for: Any) -> None:
+def _extend_whatever_is_locked(self: Lease, until: float, except_for: Any) -> None:
     self.until = until
 
 
-async def _claim_suspects(lane: Lane, limit: int, **options: Any) -> tuple[Claim, float]:
-    return await _claim(lane, limit, **options | {"suspects": True})
+async def _claim_suspects(self: Claims, limit: int, **options: Any) -> tuple[Claim, float]:
+    return await _claim(self, limit, **options | {"suspects": True})
 
 
 async def _claim_no_more_after_an_error(self: SqlStore, want: Any) -> Claim:
@@ -219,24 +228,25 @@ async def _always_alone(self: Quarantine, batch: Batch) -> None:
 # Stopping, resting, circuits.
 
 
-async def _count_what_is_under_way(lane: Lane, patience: float) -> None:
-    for batch in lane._in_flight:
+async def _count_what_is_under_way(self: Stop, patience: float) -> None:
+    for batch in self._in_flight:
         for delivery in batch.unanswered():
-            lane.answer(batch, delivery, Delivered())
-    await _give_up(lane, patience)
+            self._releases._settler.add_unsent(batch, delivery, Delivered())
+    await _give_up(self, patience)
 
 
-async def _wait_for_a_word(lane: Lane) -> None:
-    await lane._shared.wake.wait(lane.name, 1e6)
+async def _wait_for_a_word(self: Rest, *, refused: bool) -> bool:
+    return await self._shared.wake.wait(self._name, 1e6)
 
 
-async def _keep_what_is_not_sent(lane: Lane, claim: Claim, until: float, held: Any) -> Claim:
-    with_release = lane._release
-    lane._release = _yes  # type: ignore[method-assign]
+async def _keep_what_is_not_sent(self: Probe, claim: Claim, until: float, held: Any) -> Claim:
+    releases = self._source.releases
+    with_release = releases.release
+    releases.release = _yes  # type: ignore[method-assign, assignment]
     try:
-        return await _probe_with(lane, claim, until, held)
+        return await _probe_with(self, claim, until, held)
     finally:
-        lane._release = with_release  # type: ignore[method-assign]
+        releases.release = with_release  # type: ignore[method-assign]
 
 
 async def _pause_forever(self: Breaker, opening: Any, **options: Any) -> None:
@@ -474,7 +484,7 @@ def _read_cut(emitted: Emitted, attempts: int, crashes: int) -> tuple[Any, ...]:
 
 
 BUGS = (
-    Bug("acknowledges before it sends", 2, [(Lane, "_send", _acknowledge_first)]),
+    Bug("acknowledges before it sends", 2, [(Sender, "_send", _acknowledge_first)]),
     Bug("goes on with a key after a failure", 239, [(OneByOne, "send", _go_on_after_a_failure)]),
     Bug(
         "sends the events of a key at the same time",
@@ -482,7 +492,7 @@ BUGS = (
         [(sink, "runs", lambda deliveries: (list(range(len(deliveries))), {}))],
     ),
     Bug("matches answers with the wrong deliveries", 7, [(BulkSink, "send", _mix_up_answers)]),
-    Bug("begins to send whatever is left of the lease", 143, [(Lane, "may_begin", _begin_on_any_lease)]),
+    Bug("begins to send whatever is left of the lease", 143, [(Gate, "may_begin", _begin_on_any_lease)]),
     Bug("takes what was not tried for delivered", 7, [(Policy, "decide", _released_is_delivered)]),
     Bug("takes silence for an acknowledgement", 2, [(Policy, "decide", _silence_is_delivered)]),
     Bug("retries what was rejected, forever", 12, [(Policy, "decide", _rejects_are_retried)]),
@@ -501,34 +511,34 @@ BUGS = (
     Bug("never extends a lease", 2, [(Extender, "_extend", _yes)]),
     Bug("claims for a shorter time than it counts on", 0, [(SqlStore, "claim", _claim_shorter)]),
     Bug("claims ignore bytes", 5, [(SqlStore, "claim", _claim_any_size)]),
-    Bug("counts on leases that it could not extend", 1547, [(Batch, "extend", _extend_whatever_is_locked)]),
+    Bug("counts on leases that it could not extend", 1547, [(Lease, "extend", _extend_whatever_is_locked)]),
     Bug(
         "claims suspects together with others",
         6,
-        [(Lane, "_claim", _claim_suspects), (ordering, "_alike", lambda rows: rows)],
+        [(Claims, "claim", _claim_suspects), (ordering, "_alike", lambda rows: rows)],
     ),
-    Bug("never looks for suspects", 6, [(Lane, "_examine", _nothing)]),
+    Bug("never looks for suspects", 6, [(Suspects, "_examine", _nothing)]),
     Bug("counts the death of an innocent suspect", 727, [(Quarantine, "enter", _always_alone)]),
     Bug("takes the mark of a lone suspect from it too late", 848, [(Quarantine, "_end_solitude", _nothing)]),
     Bug(
         "slow keys take the room of the others",
         270,
-        [(Sizing, "run", property(lambda sizing: sizing.rows)), (Lane, "_make_room", _nothing)],
+        [(Sizing, "run", property(lambda sizing: sizing.rows)), (Room, "_make_room", _nothing)],
     ),
-    Bug("leaves the rest of a key to the end of its batch", 327, [(Lane, "_leave_rest", _leave)]),
+    Bug("leaves the rest of a key to the end of its batch", 327, [(Answers, "_leave_rest", _leave)]),
     Bug("never claims again after a refused claim", 57, [(SqlStore, "claim", _claim_no_more_after_an_error)]),
     Bug("gives back what it has begun when it stops", 336, [(Batch, "unbegun", Batch.unanswered)]),
-    Bug("forgets what was answered when it stops", 189, [(Lane, "_finish", _nothing)]),
+    Bug("forgets what was answered when it stops", 189, [(Stop, "finish", _nothing)]),
     Bug(
         "counts what is under way when it stops as delivered",
         67,
-        [(Lane, "_give_up", _count_what_is_under_way)],
+        [(Stop, "_give_up", _count_what_is_under_way)],
     ),
-    Bug("keeps rows that it has no place to send", 2286, [(Lane, "_stand_back", _nothing)]),
-    Bug("waits for a word and never polls", 106, [(Lane, "_rest", _wait_for_a_word)]),
-    Bug("never probes", 6, [(lane_module, "probe_is_due", lambda held: False)]),
+    Bug("keeps rows that it has no place to send", 2286, [(Share, "stand_back", _nothing)]),
+    Bug("waits for a word and never polls", 106, [(Rest, "sleep", _wait_for_a_word)]),
+    Bug("never probes", 6, [(lane_module, "is_due", lambda held: False)]),
     Bug("leaves the circuit half-open after a probe", 6, [(Breaker, "close", _nothing)]),
-    Bug("keeps the rows that it does not probe with", 134, [(Lane, "_probe_with", _keep_what_is_not_sent)]),
+    Bug("keeps the rows that it does not probe with", 134, [(Probe, "_probe_with", _keep_what_is_not_sent)]),
     Bug("pauses a destination that is away forever", 6, [(Breaker, "open", _pause_forever)]),
     Bug(
         "looks only above the last position that it saw",

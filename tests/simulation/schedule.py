@@ -18,8 +18,9 @@ from relaybox.core.settings import Destination
 from relaybox.database.statements.delivery import Texts
 from relaybox.emit.wakes.local import LocalWake
 from relaybox.operate.observers.several import Observers
-from relaybox.relay import crashpoint, decide, lane, settle, sizing
+from relaybox.relay import claim, crashpoint, decide, lane, rest, settle, sizing, suspects
 from relaybox.relay.batch import Batch, InFlight, size
+from relaybox.relay.gate import Gate
 from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
@@ -521,9 +522,10 @@ class Schedule:
         changes: list[tuple[Any, str, Any]] = [
             (sizing, "BYTES_IN_FLIGHT", most),
             (sizing, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
+            (claim, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
             (lane, "BYTES_A_CLAIM", most // sizing.BATCHES_IN_FLIGHT),
             (InFlight, "add", lambda in_flight, batch: self.judge.weigh(in_flight, batch)),
-            (Lane, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
+            (Gate, "may_begin", lambda own, *given: self.judge.may_begin(own, *given)),
             # Nothing asks for all tasks, and remembering each of them is expensive.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (claims, "uuid4", random_uuid),
@@ -534,10 +536,11 @@ class Schedule:
             (upkeep, "PROMPT", upkeep_tables.PROMPT),
             (agreement.log, "disabled", True),
             (caretaker.log, "disabled", True),
-            (lane, "SHORTEST_POLL", 0.2),
+            (rest, "SHORTEST_POLL", 0.2),
             (settle, "GAP", GAP),
             (settle, "GAP_WHERE_ORDERED", GAP),
-            (lane, "SHORTEST_POLL_WITH_WAKE", 0.5),
+            (rest, "SHORTEST_POLL_WITH_WAKE", 0.5),
+            (suspects, "SHORTEST_POLL_WITH_WAKE", 0.5),
             (membership, "LIVE", 2),
             (circuit, "FIRST_PAUSE", 0.2),
             (decide, "LONGEST_PAUSE", 1.0),
@@ -641,7 +644,7 @@ class Judge:
         self._writer: object = None
         self._sizes: Counter[str] = Counter()  # How many rows were leased under each token
         self._bytes: Counter[str] = Counter()  # How large they are together
-        self._add, self._may_begin = InFlight.add, Lane.may_begin
+        self._add, self._may_begin = InFlight.add, Gate.may_begin
         self._deaths: Counter[tuple[str, UUID]] = Counter()
         """How often a relay died that held this row and no other under its token."""
         self._dying: dict[str | None, set[UUID]] = {}
@@ -774,7 +777,7 @@ class Judge:
             text = f"{in_flight.bytes} bytes are in flight in {first.lease_owner}"
             self._findings.append(Finding("untrue", first.destination, first.event_id, text))
 
-    def may_begin(self, own: Lane, batch: Batch, delivery: Delivery) -> bool:
+    def may_begin(self, own: Gate, batch: Batch, delivery: Delivery) -> bool:
         """Let a lane decide; nothing may begin on a lease that is over."""
         begins = self._may_begin(own, batch, delivery)
         row = self._database.rows.get(delivery.id.hex)

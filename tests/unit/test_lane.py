@@ -19,10 +19,11 @@ from relaybox.core.outcome import Unavailable
 from relaybox.core.settings import Backoff, Destination
 from relaybox.errors import StoreError
 from relaybox.operate.observers.several import Observers
-from relaybox.relay import lane as lane_module
-from relaybox.relay.breaker import choose
+from relaybox.relay import claim
+from relaybox.relay import stop as stop_module
 from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
+from relaybox.relay.probe import choose
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT
 from relaybox.sinks.sink import REGARDLESS, Answer, Progress, Sink
 from relaybox.stores.memory import DestinationState, MemoryStore
@@ -51,7 +52,7 @@ class Away(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lane_module, "PATIENCE_TO_SETTLE", 0.1)
+    monkeypatch.setattr(stop_module, "PATIENCE_TO_SETTLE", 0.1)
 
 
 @pytest.mark.parametrize("probing", [False, True])
@@ -206,14 +207,14 @@ async def test_what_was_due_before_the_last_claim_is_found_at_once_unless_the_da
     refuses: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # By default every half second, which a busy machine may skip.
-    monkeypatch.setattr(lane_module, "LOOK_AT_ALL", 3600.0)
+    monkeypatch.setattr(claim, "LOOK_AT_ALL", 3600.0)
     store = Elsewhere(refuses=refuses)
     insert(store)
     async with running(make(store)):
         await await_for(lambda: sum(hinted for _, hinted in store.claims) >= 2)
         insert(store)
         if refuses:
-            monkeypatch.setattr(lane_module, "LOOK_AT_ALL", 0.0)
+            monkeypatch.setattr(claim, "LOOK_AT_ALL", 0.0)
         await await_for(lambda: statuses(store) == [Status.DELIVERED] * 2)
     at = next(index for index, (_, hinted) in enumerate(store.claims) if hinted)
     (began, _), (then, hinted) = store.claims[at : at + 2]

@@ -14,8 +14,7 @@ from relaybox.core.event import Delivery, Event, Status
 from relaybox.core.outcome import Delivered, Unavailable
 from relaybox.core.settings import Backoff
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.relay import lane as lane_module
-from relaybox.relay import quarantine
+from relaybox.relay import quarantine, send, stop
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Settlement
 from tests.unit.lanes import filled, make, nothing, open_circuit, running, statuses, suspects
@@ -24,8 +23,9 @@ from tests.waiting import PATIENCE, await_for
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("PATIENCE_TO_SETTLE", "PATIENCE_FOR_A_SETTLE", "PROBE_MARGIN"):
-        monkeypatch.setattr(lane_module, name, 0.05)
+    monkeypatch.setattr(stop, "PATIENCE_TO_SETTLE", 0.05)
+    for name in ("PATIENCE_FOR_A_SETTLE", "PROBE_MARGIN"):
+        monkeypatch.setattr(send, name, 0.05)
     monkeypatch.setattr(quarantine, "PATIENCE", 0.02)
     monkeypatch.setattr(quarantine, "APART", 0.0)
 
@@ -143,7 +143,7 @@ async def test_nothing_is_sent_again_though_its_lease_ended_before_its_outcome_w
         await await_for(lambda: store.refused)
         for row in store.rows.values():
             row.leased_until = 0.0
-        await lane._examine()
+        await lane._suspects._examine()
         store.away = False
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
     assert sorted(seen) == [str(n) for n in range(10)]
@@ -157,8 +157,8 @@ async def test_a_lane_that_failed_goes_on_though_outcomes_could_not_be_written()
         raise RuntimeError("a defect")
 
     async with running(lane):
-        await await_for(lambda: lane._settler.in_trouble, "an outcome that is not written")
-        lane._tasks.create_task(fail())
+        await await_for(lambda: lane._source.settler.in_trouble, "an outcome that is not written")
+        lane._in_flight.tasks.create_task(fail())
         store.away = False
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
 
@@ -178,7 +178,7 @@ async def test_what_a_stranger_has_locked_stays_in_flight_when_the_rest_is_given
     async with running(lane):
         await await_for(lambda: any(batch.begun for batch in lane._in_flight), "the first of the key")
         store.release = release_but_the_last  # type: ignore[method-assign]
-        assert await lane._give_back(lane._in_flight.unbegun())
+        assert await lane._source.releases.give_back(lane._in_flight.unbegun())
         assert len(lane._in_flight) == 2, "the one that is sent, and the locked one"
         store.release = release  # type: ignore[method-assign]
         go_on.set()
@@ -204,9 +204,9 @@ async def test_a_thread_that_asks_meanwhile_begins_nothing_of_a_give_back_whose_
         [batch] = lane._in_flight
         waiting = batch.unbegun()
         store.release = ask_and_lose_the_answer  # type: ignore[method-assign]
-        await lane._give_back(waiting)
+        await lane._source.releases.give_back(waiting)
         store.release = release  # type: ignore[method-assign]
         batch.begun.difference_update(delivery.position for delivery in waiting)
-        assert not any(lane.may_begin(batch, delivery) for delivery in waiting)
+        assert not any(lane._gate.may_begin(batch, delivery) for delivery in waiting)
         go_on.set()
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -17,9 +17,9 @@ from relaybox.core.settings import Destination
 from relaybox.errors import Locked, RowsLocked, StoreError
 from relaybox.operate.observers.several import Observers
 from relaybox.relay import batch as batches
+from relaybox.relay.answer import TimedSending, Times
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.observer import Observer, Sends
-from relaybox.relay.sending import TimedSending, Times
 from relaybox.relay.settle import Settler
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Claim, Settlement, Want
@@ -44,6 +44,14 @@ class Refusing(MemoryStore):
         return frozenset()
 
 
+class Dropping(InFlight):
+    """Only notes what is settled."""
+
+    def __init__(self, drop: Callable[[Sequence[Delivery]], None]) -> None:
+        super().__init__(lambda: None)
+        self.drop = drop  # type: ignore[method-assign, assignment]
+
+
 @pytest.mark.parametrize(
     ("outcome", "refusals", "ordered", "woken"),
     [
@@ -58,7 +66,8 @@ async def test_a_lane_is_woken_in_time(outcome: Outcome, refusals: int, ordered:
     destination = Destination("runner", "handler:", ordered=ordered, poll_interval="20ms")
     settled, calls = asyncio.Event(), []
     store = Refusing(refusals)
-    settler = Settler(destination, shared(store), None, lambda _: settled.set(), lambda: calls.append(1))
+    dropping = Dropping(lambda _: settled.set())
+    settler = Settler(destination, shared(store), None, dropping, lambda: calls.append(1))
     running = asyncio.create_task(settler.run())
     settler.add(Settlement(make_delivery(key="a"), outcome))
     async with asyncio.timeout(PATIENCE):
@@ -91,7 +100,7 @@ async def test_only_the_row_that_somebody_has_locked_waits_for_its_settle() -> N
     locked, *others = [replace(make_delivery(), id=uuid4(), position=n) for n in range(4)]
     store, settled = Locking(locked.id), []
     destination = Destination("runner", "handler:", poll_interval="20ms")
-    settler = Settler(destination, shared(store), None, settled.extend, lambda: None)
+    settler = Settler(destination, shared(store), None, Dropping(settled.extend), lambda: None)
     running = [asyncio.create_task(work) for work in (settler.run(), settler.run_locked())]
     for delivery in (locked, *others[:2]):
         settler.add(Settlement(delivery, Delivered()))
@@ -128,7 +137,7 @@ async def test_the_outcome_of_a_later_lease_is_not_forgotten_for_that_of_an_earl
 
     store = Slow(earlier.id)
     destination = Destination("runner", "handler:", poll_interval="20ms")
-    settler = Settler(destination, shared(store), None, settled.extend, lambda: None)
+    settler = Settler(destination, shared(store), None, Dropping(settled.extend), lambda: None)
     running = [asyncio.create_task(work) for work in (settler.run(), settler.run_locked())]
     settler.add(Settlement(earlier, Delivered()))
     await await_for(lambda: tries, "the outcome of the earlier lease is tried again")
@@ -159,17 +168,17 @@ async def test_a_lease_that_could_not_be_extended_ends_when_it_did_before() -> N
     locked, other = [replace(make(), id=uuid4(), position=n) for n in range(2)]
     store = HeldBack(locked.id)
     lane = make_lane(store, lease="60s", timeout="5s")
-    began = lane._clock.now()
+    began = lane._shared.clock.now()
     batch = Batch([locked, other], began + 1.0)
     lane._in_flight.add(batch)
-    assert not await lane._extender._extend(), "it is tried again soon"
-    assert batch.behind == {locked.position: began + 1.0}
-    assert batch.until >= began + 60.0
-    assert [lane.may_begin(batch, delivery) for delivery in batch.deliveries] == [False, True]
+    assert not await lane._source.extender._extend(), "it is tried again soon"
+    assert batch.lease.behind == {locked.position: began + 1.0}
+    assert batch.lease.until >= began + 60.0
+    assert [lane._gate.may_begin(batch, delivery) for delivery in batch.deliveries] == [False, True]
     store.locked.clear()
-    assert await lane._extender._extend()
-    assert not batch.behind
-    assert lane.may_begin(batch, locked)
+    assert await lane._source.extender._extend()
+    assert not batch.lease.behind
+    assert lane._gate.may_begin(batch, locked)
 
 
 class Stubborn(MemoryStore):
@@ -248,17 +257,18 @@ def test_a_row_that_this_relay_claims_again_is_no_longer_held_by_the_old_claim(h
     assert new.done.is_set()
 
 
-class Lane:
-    """Lets some begin."""
+class Judge:
+    """Lets some begin, and takes all answers."""
 
     def __init__(self, *refused: int) -> None:
         self.refused = refused
+        self.gate = self
         self.answers: list[Any] = []
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         return delivery.position not in self.refused
 
-    def answer(self, batch: Batch, delivery: Delivery, answer: Any) -> None:
+    def take(self, batch: Batch, delivery: Delivery, answer: Any) -> None:
         self.answers.append((delivery.position, answer))
 
 
@@ -279,18 +289,20 @@ def deliveries(count: int) -> list[Delivery]:
 
 
 def test_each_delivery_has_its_own_times() -> None:
-    lane, times = Lane(2), Times()
+    judge, seen = Judge(2), Timed()
+    times = Times("runner", seen)
     first, second, third, fourth = batch = deliveries(4)
-    sending = TimedSending(lane, Batch(batch, 60.0), Clock(), times)  # type: ignore[arg-type]
+    sending = TimedSending(judge, Batch(batch, 60.0), Clock(), times)  # type: ignore[arg-type]
     assert [sending.begin(one) for one in (first, second, third)] == [True, True, False]
     answers = [Retry("no"), Delivered(), Released(), Retry("the sink failed")]
     for one, answer in zip((second, first, third, fourth), answers, strict=True):
         sending.report(one, answer)
     # What never began, and failed with its batch, took no time.
     expected = ([second, first, fourth], [*answers[:2], answers[3]], [2.0, 1.0, 5.0], [3.0, 4.0, 5.0])
-    assert times.take() == expected
-    assert times.take() is None
-    assert [position for position, _ in lane.answers] == [1, 0, 2, 3]
+    times.report()
+    times.report()
+    assert seen.heard == [("runner", expected)]
+    assert [position for position, _ in judge.answers] == [1, 0, 2, 3]
 
 
 class Timed(Observer):

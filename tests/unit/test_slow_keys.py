@@ -11,7 +11,7 @@ from relaybox.core.event import Event, Status
 from relaybox.core.outcome import Reject, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
-from relaybox.relay import lane as lane_module
+from relaybox.relay import room
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.sizing import DOUBTS, Sizing
 from relaybox.stores.memory import MemoryStore
@@ -36,7 +36,7 @@ def crowded(keys: int = 4, each: int = 50, store: MemoryStore | None = None) -> 
 async def test_keys_that_hang_leave_room_for_the_others(
     was_fast: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    monkeypatch.setattr(room, "PATIENCE_FOR_ROOM", 0.02)
     store = crowded()
     came: set[str | None] = set()
     ids = {row.values[1]: row.key for row in store.rows.values()}
@@ -49,7 +49,7 @@ async def test_keys_that_hang_leave_room_for_the_others(
 
     lane = make(store, handler, ordered=True, batch_size=10, concurrency=8)
     if was_fast:
-        lane._sizing._run = 1000
+        lane._source.claims.sizing._run = 1000
     async with running(lane, patience=0.0):
         await await_for(lambda: came == OTHERS, "what is not slow")
 
@@ -65,7 +65,7 @@ async def test_what_was_given_back_is_not_sent_though_the_answer_was_lost(
             released.set()
             raise StoreError("the connection was lost")
 
-    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    monkeypatch.setattr(room, "PATIENCE_FOR_ROOM", 0.02)
     store = crowded(store=Loses())
     ids = {row.values[1]: row for row in store.rows.values()}
     leased: list[bool] = []
@@ -77,7 +77,7 @@ async def test_what_was_given_back_is_not_sent_though_the_answer_was_lost(
         leased.append(row.lease_token is not None)
 
     lane = make(store, handler, ordered=True, batch_size=10, concurrency=8)
-    lane._sizing._run = 1000
+    lane._source.claims.sizing._run = 1000
     async with running(lane):
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED}, "all events")
     assert all(leased)
@@ -111,7 +111,7 @@ async def test_the_rest_of_a_key_whose_event_failed_does_not_wait_for_other_keys
 async def test_a_failed_event_does_not_keep_slow_keys_in_the_room_of_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(lane_module, "PATIENCE_FOR_ROOM", 0.02)
+    monkeypatch.setattr(room, "PATIENCE_FOR_ROOM", 0.02)
     store = MemoryStore()
     insert(store, count=3, key="failing")
     for key in (f"slow {n}" for n in range(4)):
@@ -130,7 +130,7 @@ async def test_a_failed_event_does_not_keep_slow_keys_in_the_room_of_others(
         came.add(key)
 
     lane = make(store, handler, ordered=True, batch_size=10, concurrency=8)
-    lane._sizing._run = 1000
+    lane._source.claims.sizing._run = 1000
     async with running(lane, patience=0.0):
         await await_for(lambda: came == OTHERS, "what is not slow")
 
@@ -155,14 +155,14 @@ async def test_slow_events_leave_room_for_others_where_claims_are_small(
     lane = make(store, handler, ordered=ordered, concurrency=50, **options)
     async with running(lane, patience=0.0):
         await await_for(lambda: came == OTHERS, "what is not slow")
-    assert lane._sizing.narrow
+    assert lane._source.claims.sizing.narrow
 
 
 def in_flight(*batches: Batch) -> InFlight:
     """Return these batches as in flight, claimed at the seconds 1, 2 and so on."""
     made = InFlight(lambda: None)
     for number, batch in enumerate(batches, 1):
-        batch.began = float(number)
+        batch.lease.began = float(number)
         made.add(batch)
     return made
 
@@ -219,8 +219,8 @@ def test_a_lost_or_repeated_answer_gives_back_the_rest_of_its_key_once() -> None
     first, second, third = batch.deliveries
     del batch.unsettled[first.position]
     for one in (first, second, second):
-        lane.answer(batch, one, Retry("busy"))
-    assert [settlement.delivery for settlement in lane._settler._waiting] == [second, third]
+        lane._sender._answers.take(batch, one, Retry("busy"))
+    assert [settlement.delivery for settlement in lane._source.settler._waiting] == [second, third]
 
 
 def test_rows_are_taken_to_be_light_until_they_do_not_fit() -> None:

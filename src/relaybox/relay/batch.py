@@ -8,6 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from datetime import datetime
+from uuid import UUID
 
 from relaybox.core.event import Delivery
 
@@ -15,25 +17,41 @@ LIGHT = 512
 """Bytes per row. A lighter batch counts in full until all of it is settled: subtracting each row is slow."""
 
 
-class Batch:
-    """The deliveries of one claim until each is settled.
+class Lease:
+    """The lease of one claim. By the relay's own clock it holds until ``until`` for certain.
 
-    By the relay's own clock, their leases hold until ``until`` for certain. ``behind`` has an earlier end,
-    by position, for each delivery whose lease could not be extended with the others.
+    ``behind`` has an earlier end, by position, for each row that could not be extended with the others.
     """
 
-    def __init__(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> None:
-        self.deliveries = deliveries
+    def __init__(self, token: UUID, began: float, until: float) -> None:
+        self.token = token
+        self.began = began
         self.until = until
         self.behind: dict[int, float] = {}
+
+    def ends_before(self, moment: float) -> bool:
+        """True if it ends before that moment, at least for one row."""
+        return min((self.until, *self.behind.values())) < moment
+
+    def extend(self, until: float, except_for: Collection[int]) -> None:
+        """Record that it holds until then, except for some positions."""
+        self.behind = {position: self.behind.get(position, self.until) for position in except_for}
+        self.until = until
+
+
+class Batch:
+    """The deliveries of one claim until each is settled. It flows through all steps of a lane."""
+
+    def __init__(
+        self, deliveries: Sequence[Delivery], until: float, began: float = 0.0, *, probing: bool = False
+    ) -> None:
+        self.deliveries = deliveries
+        self.lease = Lease(deliveries[0].lease_token, began, until)
         self.probing = probing
-        self.token = deliveries[0].lease_token
         self.begun: set[int] = set()
         self.answered: set[int] = set()
         self.tried = False
         self.unsettled = {delivery.position: delivery for delivery in deliveries}
-        self.began: float
-        """When the batch was claimed, by the relay's own clock."""
         self.sending: asyncio.Task[None]
         """The task that sends the batch. It ends when every delivery has an answer."""
         self.done = asyncio.Event()
@@ -41,15 +59,6 @@ class Batch:
         """The deliveries of each key; built when the first of them does not arrive."""
         self.bytes = size(deliveries)
         self.heavy = self.bytes > LIGHT * len(deliveries)
-
-    def ends_before(self, moment: float) -> bool:
-        """True if a lease of this batch ends before that moment."""
-        return min((self.until, *self.behind.values())) < moment
-
-    def extend(self, until: float, except_for: Collection[int]) -> None:
-        """Record that the leases hold until then, except those of some positions."""
-        self.behind = {position: self.behind.get(position, self.until) for position in except_for}
-        self.until = until
 
     def after(self, delivery: Delivery) -> list[Delivery]:
         """Return the deliveries behind this one in its key that are neither answered nor lost.
@@ -89,6 +98,14 @@ class InFlight:
         self._batches: list[Batch] = []
         self._of: dict[int, Batch] = {}
         self._changed = changed
+        self._news = asyncio.Event()
+        self.tasks: asyncio.TaskGroup
+        """Where sends run, as long as the lane runs."""
+        self.sends: set[asyncio.Task[None]] = set()
+        self.answered = 0
+        """Answers since the last claim."""
+        self.returning: frozenset[tuple[int, UUID]] = frozenset()
+        """Position and token of deliveries that are being given back, and so must not begin."""
 
     def add(self, batch: Batch) -> None:
         """Add a batch, and drop its rows from older batches: their leases were lost to this claim."""
@@ -103,7 +120,7 @@ class InFlight:
             position, token = delivery.position, delivery.lease_token
             batch = self._of.get(position)
             # Comparing ids is slow, and nearly always both are the same object.
-            if batch is None or (batch.token is not token and batch.token != token):
+            if batch is None or (batch.lease.token is not token and batch.lease.token != token):
                 continue
             del self._of[position]
             del batch.unsettled[position]
@@ -113,11 +130,27 @@ class InFlight:
                 self._batches.remove(batch)
                 batch.done.set()
         if len(self._of) < before:
+            self.notify()
             self._changed()
+
+    def notify(self) -> None:
+        """End all calls of ``until_changed``."""
+        self._news.set()
+
+    async def until_changed(self) -> None:
+        """Wait until deliveries were dropped, or until ``notify``."""
+        await self._news.wait()
+        self._news.clear()
 
     def unbegun(self) -> list[Delivery]:
         """Return the deliveries that were not sent."""
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
+
+    def has_older(self, moment: datetime) -> bool:
+        """True if a delivery that was emitted until ``moment`` is in flight."""
+        return any(
+            delivery.created_at <= moment for batch in self._batches for delivery in batch.unsettled.values()
+        )
 
     def sending(self) -> int:
         """Return how many deliveries are being sent."""
@@ -128,7 +161,7 @@ class InFlight:
 
         Return nothing if the first of any key waits too: for a free place, or for the rate limit.
         """
-        if not self._batches or self._batches[0].began > since:
+        if not self._batches or self._batches[0].lease.began > since:
             return []
         keys: set[str | None] = set()
         behind = []
@@ -138,7 +171,7 @@ class InFlight:
                 begun, key = delivery.position in batch.begun, delivery.ordering_key
                 if not begun and key not in keys:
                     return []
-                if not begun and batch.began <= since:
+                if not begun and batch.lease.began <= since:
                     behind.append(delivery)
                 if key is not None:
                     keys.add(key)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 from relaybox.core.circuit import Circuit
-from relaybox.core.event import Delivery
-from relaybox.core.shadow import is_shadow
 from relaybox.errors import StoreError
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening
 from relaybox.relay.shared import Shared
-from relaybox.stores.store import Held
 
 
 class Breaker:
@@ -67,26 +64,3 @@ class Breaker:
         if probed:
             await self._store.close_circuit(self._name)
         return await self._store.pause(self._name, self._owner, opening.reason)
-
-
-def probe_is_due(held: Held) -> bool:
-    """True if the pause of an open circuit is over."""
-    return held.why != "paused" and held.seconds is not None and held.seconds <= 0
-
-
-def choose(deliveries: Sequence[Delivery], circuit: Circuit) -> Delivery | None:
-    """Return the delivery to probe with: the first of its key, and of these the one least likely to fail.
-
-    Return one in shadow only if all are in shadow.
-    """
-
-    def suspicion(delivery: Delivery) -> tuple[bool, bool, int, int]:
-        event_id = delivery.event_id
-        failed = event_id == circuit.failed_last
-        return is_shadow(delivery.headers), failed, circuit.times(event_id), delivery.position
-
-    heads = {
-        delivery.id if delivery.ordering_key is None else delivery.ordering_key: delivery
-        for delivery in reversed(deliveries)
-    }
-    return min(heads.values(), key=suspicion, default=None)

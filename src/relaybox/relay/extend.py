@@ -37,7 +37,7 @@ class Extender:
         """Extend leases that end soon; True if none has to be tried again."""
         now, locked = self._clock.now(), frozenset[UUID]()
         soon = now + self._lease * (1 - 1 / LOOKS)
-        batches = [batch for batch in self._in_flight if batch.ends_before(soon)]
+        batches = [batch for batch in self._in_flight if batch.lease.ends_before(soon)]
         held = [delivery for batch in batches for delivery in batch.unsettled.values()]
         if not held:
             return True
@@ -54,7 +54,7 @@ class Extender:
         unanswered = [delivery for batch in batches for delivery in batch.unanswered()]
         behind = {delivery.position for delivery in unanswered if delivery.id in locked}
         for batch in batches:
-            batch.extend(now + self._lease, behind & batch.unsettled.keys())
+            batch.lease.extend(now + self._lease, behind & batch.unsettled.keys())
         dropped = [delivery for delivery in unanswered if delivery.id in lost]
         self._in_flight.drop(dropped)
         self._observer.extended(self._name, frozenset(delivery.id for delivery in dropped))

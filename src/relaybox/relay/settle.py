@@ -6,12 +6,12 @@ import asyncio
 import math
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Delivered, Failed, Retried, wait
+from relaybox.core.outcome import Delivered, Failed, Outcome, Retried, wait
 from relaybox.core.settings import Destination
 from relaybox.errors import RowsLocked, StoreError
+from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.shared import Shared
 from relaybox.stores.store import DeadLetter, Settlement, bury
@@ -30,21 +30,17 @@ class Settler:
         destination: Destination,
         shared: Shared,
         dead_letter: DeadLetter | None,
-        settled: Callable[[Sequence[Delivery]], None],
+        in_flight: InFlight,
         made_due: Callable[[], None],
     ) -> None:
         self._destination = destination
-        self._store = shared.store
-        self._observer = shared.observer
-        self._clock = shared.clock
-        self._pause = partial(shared.pause, destination.poll_interval)
+        self._shared = shared
         self._dead_letter = dead_letter
-        self._settled = settled
+        self._in_flight = in_flight
         self._made_due = made_due
         self._waiting: list[Settlement] = []
         self._news = asyncio.Event()
         self._enough = asyncio.Event()
-        self._gap = GAP_WHERE_ORDERED if destination.ordered else GAP
         self._began = -math.inf
         self.in_trouble = False
         """True while the last outcomes could not be written: a claim might get the same rows again."""
@@ -77,6 +73,14 @@ class Settler:
         if count >= ENOUGH or settlement.delivery.crashes > 1:
             self._enough.set()
 
+    def add_unsent(self, batch: Batch, delivery: Delivery, outcome: Outcome) -> None:
+        """Add the outcome of a delivery that is not sent, unless its lease is lost."""
+        reached("answered")
+        batch.answered.add(delivery.position)
+        self._in_flight.answered += 1
+        if delivery.position in batch.unsettled:
+            self.add(Settlement(delivery, outcome))
+
     async def run(self) -> None:
         """Settle the outcomes that are added, forever."""
         # A lane that failed has left its unwritten outcomes: those leases expire.
@@ -86,7 +90,7 @@ class Settler:
             await self._gather()
             self._news.clear()
             self._enough.clear()
-            self._began = self._clock.now()
+            self._began = self._shared.clock.now()
             settlements, self._waiting = self._waiting, []
             reached("settle")
             await self._settle(settlements)
@@ -95,17 +99,18 @@ class Settler:
         """Settle locked rows once they are free. Other rows do not wait for them."""
         while True:
             await self._any_locked.wait()
-            await self._clock.sleep(self._pause())
+            await self._shared.clock.sleep(self._shared.pause(self._destination.poll_interval))
             try:
                 await self._write(list(self._locked.values()), wait=False)
             except StoreError as error:
-                self._observer.trouble(self._destination.name, "settle", error)
+                self._shared.observer.trouble(self._destination.name, "settle", error)
             if not self._locked:
                 self._any_locked.clear()
 
     async def _gather(self) -> None:
         """Right after a settle, wait for more outcomes: many small statements cost the most."""
-        left = self._began + self._gap - self._clock.now()
+        gap = GAP_WHERE_ORDERED if self._destination.ordered else GAP
+        left = self._began + gap - self._shared.clock.now()
         if left > 0:
             with suppress(TimeoutError):
                 async with asyncio.timeout(left):
@@ -118,8 +123,8 @@ class Settler:
                 await self._write(settlements)
             except StoreError as error:
                 self.in_trouble = True
-                self._observer.trouble(self._destination.name, "settle", error)
-                await self._clock.sleep(self._pause())
+                self._shared.observer.trouble(self._destination.name, "settle", error)
+                await self._shared.clock.sleep(self._shared.pause(self._destination.poll_interval))
             else:
                 if self.in_trouble or self._has_short_waits(settlements):
                     self._made_due()
@@ -130,7 +135,7 @@ class Settler:
         """Write outcomes, and keep those of rows that other sessions have locked for later."""
         destination = self._destination
         try:
-            lost = await self._store.settle(
+            lost = await self._shared.store.settle(
                 settlements,
                 on_failed=destination.on_failed or "skip",
                 dead_letter=self._dead_letter,
@@ -140,7 +145,7 @@ class Settler:
         except RowsLocked as error:
             lost = error.lost
             if wait:
-                self._observer.trouble(destination.name, "settle", error)
+                self._shared.observer.trouble(destination.name, "settle", error)
             locked = {s.delivery.position: s for s in settlements if s.delivery.id in error.rows}
             # A retry must not replace an outcome that was added meanwhile: that one has a later lease.
             self._locked = self._locked | locked if wait else locked | self._locked
@@ -149,12 +154,12 @@ class Settler:
         if not settlements:
             return
         reached("settled")
-        self._observer.settled(destination.name, settlements, lost)
+        self._shared.observer.settled(destination.name, settlements, lost)
         if self._locked:
             for settlement in settlements:
                 if self._locked.get(settlement.delivery.position) is settlement:
                     del self._locked[settlement.delivery.position]
-        self._settled([delivery for delivery, _ in settlements])
+        self._in_flight.drop([delivery for delivery, _ in settlements])
 
     def _has_short_waits(self, settlements: Sequence[Settlement]) -> bool:
         """True if a delivery is due again sooner than the lane's next poll, so that its key waits for it."""
