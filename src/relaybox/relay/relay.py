@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import datetime
 from functools import partial
-from typing import Self
+from typing import Any, Self, TypeVar
 
 from relaybox.errors import Locked, RelayboxError, StoreError
 from relaybox.relay.lane import Lane
 from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep.canary import Canary
 from relaybox.relay.upkeep.caretaker import Caretaker, Chores
+
+T = TypeVar("T")
 
 SWEEPING = 0.25
 """The part of a drain's time that its sweep may take."""
@@ -68,7 +70,7 @@ class Relay:
 
     async def run(self, *, signals: bool = True) -> None:
         """Deliver until stopped by ``stop`` or, with ``signals``, by a signal."""
-        with self._signals() if signals else nullcontext():
+        with _on_signals(self.stop) if signals else nullcontext():
             await self._run()
 
     async def drain(self, seconds: float | None = None, *, sweep: bool = False) -> bool:
@@ -84,9 +86,12 @@ class Relay:
                 if sweep:
                     with _after(None if seconds is None else SWEEPING * seconds, self._caretaker.stop):
                         await self._try("sweep", partial(self._caretaker.once, prune=False))
-                drained = await self._drain(since)
+                ends = await _side_by_side(self._drain_lane(lane, since) for lane in self._lanes)
+                for end in ends:
+                    if isinstance(end, StoreError):
+                        raise end
             await self._try("write statistics", self._caretaker.flush)
-            return drained
+            return all(ends)
 
     async def upkeep(self, *, prune: bool = True, sweep: bool = True) -> Chores:
         """Run one round of upkeep, or until stopped; skip the leader's jobs if another relay leads.
@@ -101,9 +106,7 @@ class Relay:
     async def run_once(self) -> int:
         """Run one round of every lane (claim, send, settle) and return the number of deliveries."""
         async with self._closing():
-            async with asyncio.TaskGroup() as group:
-                rounds = [group.create_task(lane.once(self._patience)) for lane in self._lanes]
-            return sum(task.result() for task in rounds)
+            return sum(await _side_by_side(lane.once(self._patience) for lane in self._lanes))
 
     async def __aenter__(self) -> Self:
         """Run beside the block, as in an ASGI application's lifespan. Signals are left to the application."""
@@ -114,15 +117,6 @@ class Relay:
         assert self._task is not None
         self.stop()
         await self._task
-
-    async def _drain(self, since: datetime) -> bool:
-        async with asyncio.TaskGroup() as group:
-            drains = [group.create_task(self._drain_lane(lane, since)) for lane in self._lanes]
-        ends = [task.result() for task in drains]
-        for end in ends:
-            if isinstance(end, StoreError):
-                raise end
-        return all(ends)
 
     async def _drain_lane(self, lane: Lane, since: datetime) -> bool | StoreError:
         """Return the error if the database refuses; the other lanes then stop, unless it is only a lock."""
@@ -165,29 +159,37 @@ class Relay:
             finally:
                 self._shared.observer.stopped()
 
-    @contextmanager
-    def _signals(self) -> Iterator[None]:
-        """Handle signals if this is the main thread's loop; other loops cannot."""
-        loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), False
 
-        def ask() -> None:
-            nonlocal asked
-            if not asked:
-                asked = True
-                self.stop()
-            elif task is not None:
-                task.cancel()
+@contextmanager
+def _on_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """Call ``stop`` on the first signal and cancel the task on the second, in the main thread's loop only."""
+    loop, task, asked = asyncio.get_running_loop(), asyncio.current_task(), False
 
-        handled = []
-        for number in (signal.SIGTERM, signal.SIGINT):
-            with suppress(NotImplementedError, RuntimeError, ValueError):
-                loop.add_signal_handler(number, ask)
-                handled.append(number)
-        try:
-            yield
-        finally:
-            for number in handled:
-                loop.remove_signal_handler(number)
+    def ask() -> None:
+        nonlocal asked
+        if not asked:
+            asked = True
+            stop()
+        elif task is not None:
+            task.cancel()
+
+    handled = []
+    for number in (signal.SIGTERM, signal.SIGINT):
+        with suppress(NotImplementedError, RuntimeError, ValueError):
+            loop.add_signal_handler(number, ask)
+            handled.append(number)
+    try:
+        yield
+    finally:
+        for number in handled:
+            loop.remove_signal_handler(number)
+
+
+async def _side_by_side(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of all; if one raises, cancel the others."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(work) for work in works]
+    return [task.result() for task in tasks]
 
 
 @contextmanager
