@@ -8,11 +8,11 @@ from relaybox.core.clock import Clock
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Interrupted, Released
 from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.breaker import Outage
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Policy
 from relaybox.relay.gate import Gate
 from relaybox.relay.observer import Observer, Sends
-from relaybox.relay.outage import Outage
 from relaybox.relay.settle import Settler
 from relaybox.sinks.sink import Answer
 from relaybox.stores.store import Settlement

@@ -1,19 +1,27 @@
-"""Open, probe and close a destination's circuit. The first relay that changes it writes the change."""
+"""Open, probe and close a destination's circuit, and stop the lane's sends while it opens."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 
 from relaybox.core.circuit import Circuit
+from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
+from relaybox.relay.batch import InFlight
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening
+from relaybox.relay.gate import Gate
+from relaybox.relay.release import Releases
 from relaybox.relay.shared import Shared
 
 
 class Breaker:
-    """Writes the changes of one destination's circuit. If the database is away, nothing changes."""
+    """Writes the changes of one destination's circuit. The first relay that changes it writes the change.
+
+    If the database is away, nothing changes.
+    """
 
     def __init__(self, name: str, shared: Shared, circuit: Circuit) -> None:
         self._name = name
@@ -64,3 +72,53 @@ class Breaker:
         if probed:
             await self._store.close_circuit(self._name)
         return await self._store.pause(self._name, self._owner, opening.reason)
+
+
+class Outage:
+    """From the answer that opens the circuit until the lane may claim again."""
+
+    def __init__(
+        self,
+        destination: Destination,
+        breaker: Breaker,
+        gate: Gate,
+        in_flight: InFlight,
+        releases: Releases,
+    ) -> None:
+        self._timeout = destination.timeout
+        self._breaker = breaker
+        self._gate = gate
+        self._in_flight = in_flight
+        self._releases = releases
+        self.opening: Opening | None = None
+        self._closing_down: asyncio.Task[None] | None = None
+
+    def begin(self, opening: Opening, *, probing: bool) -> None:
+        """Let nothing begin any more, and open the circuit; a probe does that itself."""
+        if self.opening is not None:
+            return
+        self.opening = opening
+        self._gate.halted.set()
+        if not probing:
+            self._closing_down = self._in_flight.tasks.create_task(self._close_down(opening))
+
+    async def _close_down(self, opening: Opening) -> None:
+        """Open the circuit for all relays; go on after the running sends.
+
+        Wait no longer than the timeout: a function may run for many times as long.
+        """
+        await self._breaker.open(opening)
+        await self._releases.give_back_unbegun()
+        if self._in_flight.sends:
+            await asyncio.wait(self._in_flight.sends, timeout=self._timeout)
+        self.end()
+
+    async def over(self) -> None:
+        """Wait until the circuit is open and the running sends have ended."""
+        if self._closing_down is not None:
+            await self._closing_down
+
+    def end(self) -> None:
+        """Let deliveries begin again."""
+        self.opening = self._closing_down = None
+        self._gate.resume()

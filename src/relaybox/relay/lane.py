@@ -19,10 +19,9 @@ from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.relay.answer import Answers
 from relaybox.relay.batch import InFlight, size
-from relaybox.relay.breaker import Breaker
+from relaybox.relay.breaker import Breaker, Outage
 from relaybox.relay.decide import Policy
 from relaybox.relay.gate import Gate
-from relaybox.relay.outage import Outage
 from relaybox.relay.prepare import Preparation
 from relaybox.relay.probe import Probe, is_due
 from relaybox.relay.rest import Rest

@@ -8,8 +8,8 @@ from contextlib import suppress
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
 from relaybox.relay.batch import InFlight
+from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
-from relaybox.relay.outage import Outage
 from relaybox.relay.release import Releases
 from relaybox.relay.sizing import Sizing
 

@@ -6,8 +6,8 @@ import asyncio
 from contextlib import suppress
 
 from relaybox.relay.batch import InFlight
+from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
-from relaybox.relay.outage import Outage
 from relaybox.relay.release import Releases
 
 PATIENCE_TO_SETTLE = 10.0
