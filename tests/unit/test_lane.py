@@ -19,8 +19,7 @@ from relaybox.core.outcome import Unavailable
 from relaybox.core.settings import Backoff, Destination
 from relaybox.errors import StoreError
 from relaybox.operate.observers.several import Observers
-from relaybox.relay import claim
-from relaybox.relay import stop as stop_module
+from relaybox.relay import claim, shutdown
 from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
 from relaybox.relay.probe import choose
@@ -52,7 +51,7 @@ class Away(MemoryStore):
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop_module, "PATIENCE_TO_SETTLE", 0.1)
+    monkeypatch.setattr(shutdown, "PATIENCE_TO_SETTLE", 0.1)
 
 
 @pytest.mark.parametrize("probing", [False, True])

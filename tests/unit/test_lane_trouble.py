@@ -14,16 +14,17 @@ from relaybox.core.event import Delivery, Event, Status
 from relaybox.core.outcome import Delivered, Unavailable
 from relaybox.core.settings import Backoff
 from relaybox.errors import RowsLocked, StoreError
-from relaybox.relay import quarantine, send, stop
+from relaybox.relay import quarantine, send, shutdown
+from relaybox.relay.batch import Batch
 from relaybox.stores.memory import MemoryStore
-from relaybox.stores.store import Settlement
+from relaybox.stores.store import Settlement, Want
 from tests.unit.lanes import filled, make, nothing, open_circuit, running, statuses, suspects
 from tests.waiting import PATIENCE, await_for
 
 
 @pytest.fixture(autouse=True)
 def little_patience(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stop, "PATIENCE_TO_SETTLE", 0.05)
+    monkeypatch.setattr(shutdown, "PATIENCE_TO_SETTLE", 0.05)
     for name in ("PATIENCE_FOR_A_SETTLE", "PROBE_MARGIN"):
         monkeypatch.setattr(send, name, 0.05)
     monkeypatch.setattr(quarantine, "PATIENCE", 0.02)
@@ -210,3 +211,40 @@ async def test_a_thread_that_asks_meanwhile_begins_nothing_of_a_give_back_whose_
         assert not any(lane._gate.may_begin(batch, delivery) for delivery in waiting)
         go_on.set()
         await await_for(lambda: set(statuses(store)) == {Status.DELIVERED})
+
+
+class Interrupted(set[int]):
+    """Marks of what has begun; a thread that sets one is held up until it may go on."""
+
+    def __init__(self, marks: set[int]) -> None:
+        super().__init__(marks)
+        self.reached, self.go_on = threading.Event(), threading.Event()
+
+    def add(self, mark: int) -> None:
+        self.reached.set()
+        assert self.go_on.wait(PATIENCE)
+        super().add(mark)
+
+
+async def test_a_thread_that_is_held_up_while_it_asks_begins_nothing_that_was_given_back() -> None:
+    store = filled(2, key="k")
+    lane = make(store, ordered=True)
+    release = store.release
+    claim = await store.claim(Want("runner", "me", 10, 60.0, ordered=True, run=10))
+    first, second = claim.deliveries
+    batch = Batch(claim.deliveries, lane._shared.clock.now() + 60.0)
+    batch.begun = marks = Interrupted({first.position})
+    lane._in_flight.add(batch)
+    begins = list[bool]()
+    thread = threading.Thread(target=lambda: begins.append(lane._gate.may_begin(batch, second)))
+
+    async def release_while_the_thread_goes_on(deliveries: Sequence[Delivery], **policy: Any) -> None:
+        marks.go_on.set()
+        await asyncio.to_thread(thread.join)
+        await release(deliveries, **policy)
+
+    store.release = release_while_the_thread_goes_on  # type: ignore[method-assign, assignment]
+    thread.start()
+    assert await asyncio.to_thread(marks.reached.wait, PATIENCE)
+    assert await lane._source.releases.give_back([second])
+    assert begins == [False]

@@ -262,7 +262,6 @@ class Judge:
 
     def __init__(self, *refused: int) -> None:
         self.refused = refused
-        self.gate = self
         self.answers: list[Any] = []
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
@@ -292,7 +291,7 @@ def test_each_delivery_has_its_own_times() -> None:
     judge, seen = Judge(2), Timed()
     times = Times("runner", seen)
     first, second, third, fourth = batch = deliveries(4)
-    sending = TimedSending(judge, Batch(batch, 60.0), Clock(), times)  # type: ignore[arg-type]
+    sending = TimedSending(judge, judge, Batch(batch, 60.0), Clock(), times)  # type: ignore[arg-type]
     assert [sending.begin(one) for one in (first, second, third)] == [True, True, False]
     answers = [Retry("no"), Delivered(), Released(), Retry("the sink failed")]
     for one, answer in zip((second, first, third, fourth), answers, strict=True):

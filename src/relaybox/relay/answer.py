@@ -21,12 +21,9 @@ from relaybox.stores.store import Settlement
 class Answers:
     """Turns the answers of one lane's sink into outcomes."""
 
-    def __init__(
-        self, policy: Policy, settler: Settler, gate: Gate, outage: Outage, in_flight: InFlight
-    ) -> None:
+    def __init__(self, policy: Policy, settler: Settler, outage: Outage, in_flight: InFlight) -> None:
         self._policy = policy
         self._settler = settler
-        self.gate = gate
         self._outage = outage
         self._in_flight = in_flight
 
@@ -66,13 +63,14 @@ class Answers:
 class Sending:
     """The ``Progress`` that a sink gets with a batch: ask before each send, and report each answer."""
 
-    def __init__(self, answers: Answers, batch: Batch) -> None:
+    def __init__(self, gate: Gate, answers: Answers, batch: Batch) -> None:
+        self._gate = gate
         self._answers = answers
         self._batch = batch
 
     def begin(self, delivery: Delivery) -> bool:
         """True if the delivery may be sent now."""
-        return self._answers.gate.may_begin(self._batch, delivery)
+        return self._gate.may_begin(self._batch, delivery)
 
     def report(self, delivery: Delivery, answer: Answer) -> None:
         """Take the sink's answer."""
@@ -103,15 +101,15 @@ class Times:
 class TimedSending(Sending):
     """A ``Sending`` that also records when each send began and ended."""
 
-    def __init__(self, answers: Answers, batch: Batch, clock: Clock, times: Times) -> None:
-        super().__init__(answers, batch)
+    def __init__(self, gate: Gate, answers: Answers, batch: Batch, clock: Clock, times: Times) -> None:
+        super().__init__(gate, answers, batch)
         self._now = clock.now
         self._add = times.add
         self._began: dict[int, float] = {}
 
     def begin(self, delivery: Delivery) -> bool:
         """True if the delivery may be sent now."""
-        if not super().begin(delivery):
+        if not self._gate.may_begin(self._batch, delivery):
             return False
         self._began[delivery.position] = self._now()
         return True
@@ -121,4 +119,4 @@ class TimedSending(Sending):
         if type(answer) is not Released:
             ended = self._now()
             self._add((delivery, answer, self._began.get(delivery.position, ended), ended))
-        super().report(delivery, answer)
+        self._answers.take(self._batch, delivery, answer)

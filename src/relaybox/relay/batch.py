@@ -147,7 +147,7 @@ class InFlight:
         return [delivery for batch in self._batches for delivery in batch.unbegun()]
 
     def has_older(self, moment: datetime) -> bool:
-        """True if a delivery that was emitted until ``moment`` is in flight."""
+        """True if a delivery that was emitted at or before ``moment`` is in flight."""
         return any(
             delivery.created_at <= moment for batch in self._batches for delivery in batch.unsettled.values()
         )

@@ -75,7 +75,7 @@ class Breaker:
 
 
 class Outage:
-    """From the answer that opens the circuit until the lane may claim again."""
+    """Closes a lane down while its circuit opens."""
 
     def __init__(
         self,
@@ -113,7 +113,7 @@ class Outage:
             await asyncio.wait(self._in_flight.sends, timeout=self._timeout)
         self.end()
 
-    async def over(self) -> None:
+    async def until_over(self) -> None:
         """Wait until the circuit is open and the running sends have ended."""
         if self._closing_down is not None:
             await self._closing_down

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from datetime import UTC, datetime, timedelta
-from typing import Any
 from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.relay.crashpoint import reached
+from relaybox.relay.rest import Rest
 from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import BYTES_A_CLAIM, Sizing
 from relaybox.stores.store import Claim, DeadLetter, Want
@@ -31,13 +31,15 @@ class Claims:
         self,
         destination: Destination,
         shared: Shared,
-        dead_letter: DeadLetter | None = None,
-        only: tuple[UUID, ...] | None = None,
+        dead_letter: DeadLetter | None,
+        only: tuple[UUID, ...] | None,
+        rest: Rest,
     ) -> None:
         self._destination = destination
         self._shared = shared
         self._dead_letter = dead_letter
         self._only = only
+        self._rest = rest
         self.sizing = Sizing(destination)
         self.raises = False
         """True if an error of the store is raised, not only reported."""
@@ -72,11 +74,17 @@ class Claims:
             self._since = max(claim.deliveries[0].created_at, EARLIEST) - LATE_COMMITS
         return claim, until
 
-    async def claim(self, limit: int, *, probe: bool = False, **options: Any) -> tuple[Claim, float]:
-        """Lease rows; return the claim, and the time until which its leases hold for certain.
-
-        ``options`` are those of ``Want``.
-        """
+    async def claim(
+        self,
+        limit: int,
+        *,
+        probe: bool = False,
+        suspects: bool = True,
+        explain: bool = True,
+        since: datetime | None = None,
+        light: bool = False,
+    ) -> tuple[Claim, float]:
+        """Lease rows; return the claim, and the time until which its leases hold for certain."""
         destination, shared = self._destination, self._shared
         want = Want(
             destination.name,
@@ -87,12 +95,15 @@ class Claims:
             on_failed=destination.on_failed or "skip",
             dead_letter=self._dead_letter,
             probe=probe,
+            suspects=suspects,
             only=self._only,
             # A probe looks at as many events as possible, to find one that is unlikely to fail.
             spread=None if probe else max(limit // LONG_RUN, min(limit, destination.concurrency)),
             run=None if probe else self.sizing.run,
+            explain=explain,
+            since=since,
+            light=light,
             bytes=BYTES_A_CLAIM,
-            **options,
         )
         until = shared.clock.now() + destination.lease
         reached("claim")
@@ -103,9 +114,11 @@ class Claims:
                 raise
             shared.observer.trouble(destination.name, "claim", error)
             self.refused = True
+            self._rest.after_claim(refused=True)
             return Claim(), until
         reached("claimed")
         self.refused = False
+        self._rest.after_claim(refused=False)
         # An empty claim for a probe does not show whether the circuit is still open: do not report it.
         if not probe or claim.deliveries or claim.failed:
             shared.observer.claimed(destination.name, claim)

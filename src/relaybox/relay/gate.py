@@ -21,16 +21,16 @@ class Gate:
         self._in_flight = in_flight
         self._least_lease = LEASE_LEFT_TO_BEGIN * destination.lease
         self.halted = asyncio.Event()
-        self.stopped = asyncio.Event()
+        self.stop_asked = asyncio.Event()
 
     @property
     def stopping(self) -> bool:
         """True if the lane was asked to stop."""
-        return self.stopped.is_set()
+        return self.stop_asked.is_set()
 
     def stop(self) -> None:
         """Let nothing begin any more."""
-        self.stopped.set()
+        self.stop_asked.set()
         self.halted.set()
 
     def resume(self) -> None:
@@ -40,9 +40,11 @@ class Gate:
 
     def may_begin(self, batch: Batch, delivery: Delivery) -> bool:
         """True if the delivery may be sent now."""
-        position, lease, returning = delivery.position, batch.lease, self._in_flight.returning
-        # Mark it first: a sink may ask in another thread, while this one gives back what has not begun.
+        position, lease = delivery.position, batch.lease
+        # Mark it before anything else is read: a sink may ask in another thread, while this one gives back
+        # what has not begun.
         batch.begun.add(position)
+        returning = self._in_flight.returning
         if (
             not self.halted.is_set()
             and not (returning and (position, lease.token) in returning)

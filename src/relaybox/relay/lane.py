@@ -29,9 +29,9 @@ from relaybox.relay.room import Room
 from relaybox.relay.send import Sender
 from relaybox.relay.share import Share
 from relaybox.relay.shared import Shared
+from relaybox.relay.shutdown import Shutdown
 from relaybox.relay.sizing import BYTES_A_CLAIM, longest_run
 from relaybox.relay.source import Source
-from relaybox.relay.stop import Stop
 from relaybox.relay.suspects import Suspects
 from relaybox.sinks.sink import Sink
 from relaybox.stores.store import Claim, DeadLetter
@@ -52,13 +52,14 @@ class Lane:
         self._shared = shared
         self._in_flight = in_flight = InFlight(self._changed)
         self._gate = gate = Gate(destination, shared.clock, in_flight)
-        self._source = source = Source(destination, shared, in_flight, dead_letter, only)
+        self._rest = Rest(destination, shared)
+        self._source = source = Source(destination, shared, in_flight, dead_letter, only, self._rest)
         settler, sizing, releases = source.settler, source.claims.sizing, source.releases
         circuit = Circuit()
         breaker = Breaker(destination.name, shared, circuit)
         outage = Outage(destination, breaker, gate, in_flight, releases)
         policy = Policy(destination, circuit, shared.random)
-        answers = Answers(policy, settler, gate, outage, in_flight)
+        answers = Answers(policy, settler, outage, in_flight)
         preparation = Preparation(destination, shared, policy, gate, settler)
         self._sender = sender = Sender(
             destination, sink, shared, in_flight, gate, preparation, answers, sizing
@@ -67,8 +68,7 @@ class Lane:
         self._room = Room(destination, shared.clock, sizing, in_flight, gate, releases, outage)
         self._share = Share(destination, shared, sink, in_flight, releases)
         self._suspects = Suspects(destination, shared, source, sender, gate, self._room, self._share)
-        self._stop = Stop(gate, in_flight, releases, outage, self._suspects.looking)
-        self._rest = Rest(destination, shared)
+        self._shutdown = Shutdown(gate, in_flight, releases, outage, self._suspects.looking)
 
     def stop(self) -> None:
         """Claim and begin nothing more; ``run`` returns when the running sends are settled."""
@@ -87,7 +87,7 @@ class Lane:
             except Exception as error:
                 # A bug here or in a sink: leave the deliveries to their leases. Other lanes go on.
                 self._shared.observer.trouble(self._destination.name, "run", error)
-                self._stop.abandon()
+                self._shutdown.abandon()
                 await self._shared.clock.sleep(self._shared.pause(self._destination.poll_interval))
 
     async def drain(self, since: datetime, patience: float) -> bool:
@@ -131,7 +131,7 @@ class Lane:
         """
         async with asyncio.TaskGroup() as tasks:
             self._in_flight.tasks = tasks
-            works = (self._stop.run(patience), *self._source.works(), *others)
+            works = (self._shutdown.run(patience), *self._source.works(), *others)
             ending, *beside = [tasks.create_task(work) for work in works]
             refused: StoreError | None = None
             try:
@@ -145,7 +145,7 @@ class Lane:
                     self.stop()
                 if self._gate.stopping:
                     await ending
-                    await self._stop.finish(patience)
+                    await self._shutdown.finish(patience)
             finally:
                 for task in (ending, *beside, *self._in_flight.sends):
                     task.cancel()
@@ -168,8 +168,8 @@ class Lane:
 
     async def _step(self) -> Claim:
         """Wait for room, claim once, and begin to send."""
-        await self._room.wait()
-        if self._gate.stopping or not self._share.take() or self._source.settler.in_trouble:
+        await self._room.until_free()
+        if self._gate.stopping or not self._share.apply() or self._source.settler.in_trouble:
             return Claim()
         claim, until = await self._source.claims.next()
         if claim.held is not None and is_due(claim.held):
@@ -184,9 +184,8 @@ class Lane:
         return claim
 
     async def _sleep(self) -> None:
-        claims = self._source.claims
-        if not await self._rest.sleep(refused=claims.refused):
-            claims.expects = False
+        if not await self._rest.sleep():
+            self._source.claims.expects = False
 
     async def _until_empty(self) -> None:
         """Wait until all is settled, or the lane is stopped."""
@@ -194,9 +193,9 @@ class Lane:
             await self._in_flight.until_changed()
 
     def _changed(self) -> None:
+        """Report the sends of what left the lane, and claim again if the database is back."""
         self._sender.times.report()
         if self._source.claims.refused:
-            # The database refused a claim but is back: claim again now.
             self._wake()
 
     def _wake(self) -> None:

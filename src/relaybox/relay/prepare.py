@@ -1,4 +1,4 @@
-"""The step before a send: settle what must not be sent, and wait until the rest may be."""
+"""The first part of a send: settle what must not be sent, and wait until the rest may be."""
 
 from __future__ import annotations
 

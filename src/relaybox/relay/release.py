@@ -44,7 +44,7 @@ class Releases:
         return deliveries
 
     async def give_back(self, deliveries: Sequence[Delivery]) -> bool:
-        """Give back those that have not begun, while other sends go on; True if there were any."""
+        """Give back those that have not begun, while other sends go on; return True if any were."""
         in_flight = self._in_flight
         marked = frozenset((d.position, d.lease_token) for d in deliveries) - in_flight.returning
         in_flight.returning |= marked

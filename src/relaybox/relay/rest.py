@@ -18,21 +18,25 @@ class Rest:
         self._poll_interval = destination.poll_interval
         self._shared = shared
         self._next = SHORTEST_POLL
+        self._longest = self._poll_interval
 
-    async def sleep(self, *, refused: bool) -> bool:
-        """Sleep until woken, which returns True, or for a while; ``refused``: the store is in trouble."""
-        longest = self._poll_interval
-        if refused:
-            self._next = longest = self._shared.pause(self._poll_interval)
+    async def sleep(self) -> bool:
+        """Sleep for the next pause; return True if woken before its end."""
         seconds = self._next
         if self._shared.wake.alive:
             seconds = max(seconds, SHORTEST_POLL_WITH_WAKE)
-        seconds = min(seconds, longest)
+        seconds = min(seconds, self._longest)
         self._next = 2 * seconds
         woken = await self._shared.wake.wait(self._name, seconds)
         if woken:
             self.shorten()
         return woken
+
+    def after_claim(self, *, refused: bool) -> None:
+        """Set the limit after a claim: the ``poll_interval``, or a random pause if the store refused it."""
+        self._longest = self._poll_interval
+        if refused:
+            self._longest = self._next = self._shared.pause(self._poll_interval)
 
     def shorten(self) -> None:
         """Begin with the shortest pause again."""

@@ -38,14 +38,14 @@ class Room:
         self._releases = releases
         self._outage = outage
 
-    async def wait(self) -> None:
-        """Wait until the next claim has room and the circuit is not just opening, or until the lane stops."""
+    async def until_free(self) -> None:
+        """Wait until the next claim has room and no circuit is opening, or until the lane stops."""
         while not self._gate.stopping and not self.is_there(self._sizing.rows):
             if not await self._make_room():
                 with suppress(TimeoutError):
                     async with asyncio.timeout(PATIENCE_FOR_ROOM):
                         await self._in_flight.until_changed()
-        await self._outage.over()
+        await self._outage.until_over()
 
     def is_there(self, rows: int) -> bool:
         """True if a claim of so many rows has room."""

@@ -50,7 +50,7 @@ class Sender:
 
     @property
     def longest(self) -> float:
-        """Return the seconds after which a probe or a group of suspects is waited for no longer."""
+        """Return how many seconds to wait for a probe or a group of suspects."""
         return self._destination.timeout + PROBE_MARGIN
 
     def start(self, deliveries: Sequence[Delivery], until: float, *, probing: bool = False) -> Batch:
@@ -97,5 +97,5 @@ class Sender:
 
     def _sending(self, batch: Batch) -> Sending:
         if not self._shared.observer.timed:
-            return Sending(self._answers, batch)
-        return TimedSending(self._answers, batch, self._shared.clock, self.times)
+            return Sending(self._gate, self._answers, batch)
+        return TimedSending(self._gate, self._answers, batch, self._shared.clock, self.times)

@@ -26,8 +26,8 @@ class Share:
         """Return how many sends this relay may run at once."""
         return self._shared.share(self._destination.name, self._destination.concurrency)
 
-    def take(self) -> int:
-        """Return the size, and limit the sink to it."""
+    def apply(self) -> int:
+        """Limit the sink to the size, and return it."""
         if size := self.size:
             self._sink.limit(size)
         return size
@@ -39,9 +39,9 @@ class Share:
             size = self.size
             self._sink.limit(size)
             if not size:
-                await self.stand_back()
+                await self._stand_back()
             await self._shared.clock.sleep(1.0)
 
-    async def stand_back(self) -> None:
+    async def _stand_back(self) -> None:
         """Give back what has not begun: without a share it would wait here forever."""
         await self._releases.give_back(self._in_flight.unbegun())

@@ -11,6 +11,7 @@ from relaybox.relay.batch import InFlight
 from relaybox.relay.claim import Claims
 from relaybox.relay.extend import Extender
 from relaybox.relay.release import Releases
+from relaybox.relay.rest import Rest
 from relaybox.relay.settle import Settler
 from relaybox.relay.shared import Shared
 from relaybox.stores.store import DeadLetter
@@ -26,11 +27,12 @@ class Source:
         in_flight: InFlight,
         dead_letter: DeadLetter | None,
         only: tuple[UUID, ...] | None,
+        rest: Rest,
     ) -> None:
         def made_due() -> None:
             shared.wake.wake(destination.name)
 
-        self.claims = Claims(destination, shared, dead_letter, only)
+        self.claims = Claims(destination, shared, dead_letter, only, rest)
         self.settler = Settler(destination, shared, dead_letter, in_flight, made_due)
         self.releases = Releases(destination, shared, in_flight, self.settler)
         self.extender = Extender(destination, shared, in_flight)

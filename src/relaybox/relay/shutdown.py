@@ -14,8 +14,8 @@ PATIENCE_TO_SETTLE = 10.0
 """Seconds that a stopping relay waits until the database has taken its last outcomes."""
 
 
-class Stop:
-    """The end of one lane."""
+class Shutdown:
+    """Stops one lane."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class Stop:
 
     async def run(self, patience: float) -> None:
         """Wait for the stop, and give back what has not begun, even while a round waits for running sends."""
-        await self._gate.stopped.wait()
+        await self._gate.stop_asked.wait()
         await self._releases.give_back_unbegun()
         await self._give_up(patience)
 
