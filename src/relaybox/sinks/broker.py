@@ -55,7 +55,12 @@ class Address(NamedTuple):
 
 
 def parse_address(
-    destination: Destination, port: int, options: Mapping[str, Parse[Any]], *, host_optional: bool = False
+    destination: Destination,
+    port: int,
+    options: Mapping[str, Parse[Any]],
+    *,
+    host_optional: bool = False,
+    one_host: bool = False,
 ) -> Address:
     """Parse a sink's URL and options, with ``auth`` as the missing password; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
@@ -73,13 +78,16 @@ def parse_address(
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
     hosts = [] if host_optional and not places else places.split(",")
-    return Address(
+    address = Address(
         tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,
         unquote(password) if colon else reveal(destination, "auth"),
         unquote(match[2].removeprefix("/")),
         _options(destination, _given(destination, match[3] or "", setting), options),
     )
+    if one_host and len(hosts) > 1:
+        raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} names more than one host; keep one")
+    return address
 
 
 def _given(destination: Destination, query: str, setting: str) -> dict[str, Any]:
@@ -245,27 +253,21 @@ def key_of(destination: Destination) -> KeyOf:
 _COPIES = ("relaybox-replay", "relaybox-dead-letter-from")
 
 
-class Message(NamedTuple):
-    """The parts of a delivery that every broker is sent."""
-
-    body: bytes
-    content_type: str
-    headers: dict[str, str]
-
-    def deduplicated_by(self, delivery: Delivery) -> str:
-        """Return the event's id; a replay or dead letter has an id of its own, so that it is not dropped."""
-        return str(delivery.id) if any(mark in self.headers for mark in _COPIES) else self.headers["event-id"]
+def deduplicated_by(message: Envelope, delivery: Delivery) -> str:
+    """Return the event's id; a replay or dead letter has an id of its own, so that it is not dropped."""
+    copied = any(mark in message.headers for mark in _COPIES)
+    return str(delivery.id) if copied else message.headers["event-id"]
 
 
 class Messages:
-    """Makes messages in a destination's format."""
+    """Makes messages for a broker in a destination's format."""
 
     def __init__(self, destination: Destination) -> None:
         self._pack: Pack = packer(destination.format)
 
-    def __call__(self, delivery: Delivery) -> Message:
+    def __call__(self, delivery: Delivery) -> Envelope:
         """Return the body and the headers; our headers replace the event's own of the same name."""
-        envelope: Envelope = self._pack(delivery)
+        envelope = self._pack(delivery)
         ours = {
             # The same text as str(), in a third of the time.
             "event-id": to_builtins(delivery.event_id),
@@ -275,7 +277,7 @@ class Messages:
         }
         if delivery.headers != "{}":
             ours = {**_own(delivery), **envelope.headers, **ours}
-        return Message(envelope.body, envelope.content_type, ours)
+        return Envelope(envelope.body, envelope.content_type, ours)
 
 
 def _own(delivery: Delivery) -> dict[str, str]:
