@@ -26,7 +26,7 @@ from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.change import INDEX_HEADER
 from relaybox.search.engine import EngineFailed, pages, translated_errors
-from relaybox.search.results import Difference, Kind, Reconciled, Refused
+from relaybox.search.results import Difference, Kind, Reconciled, RefusedDocument
 from relaybox.search.source import Item
 from relaybox.search.workspace import Wanted, Workspace, open_workspace, wanted
 from relaybox.stores.sql.undelivered import OfDocument
@@ -213,7 +213,7 @@ class Comparison:
             return None
         kind: Kind = "orphaned" if after is None else "missing" if found is None else "stale"
         fields = differing(after, found) if isinstance(after, Mapping) and found is not None else ()
-        refused = after.reason if isinstance(after, Refused) else None
+        refused = after.reason if isinstance(after, RefusedDocument) else None
         return Difference(kind, id_, fields, state.failed, refused, state.blocked)
 
     async def _wanted(self, payloads: Mapping[str, Mapping[str, Any]]) -> dict[str, Wanted]:

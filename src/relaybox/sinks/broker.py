@@ -9,7 +9,7 @@ from string import Formatter
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from msgspec import DecodeError, Struct, json, to_builtins
+from msgspec import DecodeError, defstruct, json, to_builtins
 
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
@@ -216,20 +216,26 @@ class Template:
         return name.lower() if self._lower else name
 
 
-class _Tenant(Struct, gc=False):
-    tenant: str | None = None
+def header_reader(name: str) -> KeyOf:
+    """Return a function of a delivery that returns this header of the event, and decodes no other."""
+    header = defstruct("Header", [("text", str | None, None)], rename={"text": name}, gc=False)
+    decode: Callable[[str], Any] = json.Decoder(header).decode
+    quoted = f'"{name}"'
+
+    def read(delivery: Delivery) -> str | None:
+        if quoted not in delivery.headers:
+            return None
+        try:
+            text: str | None = decode(delivery.headers).text
+        except DecodeError:
+            return None
+        return text
+
+    return read
 
 
-_decode_tenant = json.Decoder(_Tenant).decode
+tenant_of = header_reader("tenant")
 _decode_headers = json.Decoder(dict[str, Any]).decode
-
-
-def tenant_of(delivery: Delivery) -> str | None:
-    """Return the tenant that the event was emitted with."""
-    try:
-        return _decode_tenant(delivery.headers).tenant
-    except DecodeError:
-        return None
 
 
 def key_of(destination: Destination) -> KeyOf:
