@@ -156,6 +156,7 @@ class Build:
         tell: Tell,
     ) -> None:
         self._building = building
+        self._engine = building.engine
         self._live = live
         self._runner = runner
         self._fill_index = fill
@@ -192,14 +193,12 @@ class Build:
             raise ReindexFailed(str(error)) from error
 
     async def _begin(self) -> str:
-        await check_present(self._building.engine, self._live, self._like)
+        await check_present(self._engine, self._live, self._like)
         await self._leftovers.clear()
         self._tell(f"creating {self._building.index}")
         self._creating = True
-        await self._building.engine.create(self._building.index, like=self._like)
-        self._identity = (await self._building.engine.present([self._building.index])).get(
-            self._building.index
-        )
+        await self._engine.create(self._building.index, like=self._like)
+        self._identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if self._identity is None:
             raise ReindexFailed(f"{self._building.index!r} was created, and is gone")
         return self._identity
@@ -279,8 +278,8 @@ class Build:
 
     async def _check(self, watch: BuildWatch) -> int:
         """Raise if the new index may not replace the live one; return the number of documents."""
-        built = await self._building.engine.count(self._building.index)
-        if not built and await self._building.engine.count(self._live):
+        built = await self._engine.count(self._building.index)
+        if not built and await self._engine.count(self._live):
             raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
         await self._runner.beat()
         self._runner.check()
@@ -289,10 +288,10 @@ class Build:
 
     async def _replace(self) -> None:
         try:
-            await self._building.engine.replace(self._live, self._building.index)
+            await self._engine.replace(self._live, self._building.index)
         except TROUBLE as error:
             # The new index may serve already, and only the old one be left.
-            if (await self._building.engine.present([self._live])).get(self._live) != self._identity:
+            if (await self._engine.present([self._live])).get(self._live) != self._identity:
                 raise
             log.warning("%r serves, but its engine is in trouble: %s", self._live, error)
 
@@ -307,13 +306,13 @@ class Build:
 
     async def _drop_own(self) -> bool:
         """Drop the index; return False if another reindex now owns that name, and events for it."""
-        identity = (await self._building.engine.present([self._building.index])).get(self._building.index)
+        identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if identity is not None and self._identity not in (None, identity):
             return False
         if identity is not None:
             self._tell(f"dropping {self._building.index}; {self._live} goes on serving")
         # Drop it even if it is not visible: its creation may be under way.
-        await self._building.engine.drop(self._building.index)
+        await self._engine.drop(self._building.index)
         return True
 
     def _warn(self, error: Exception) -> None:

@@ -21,6 +21,7 @@ from msgspec import json
 from yarl import URL
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.http.address import shown
 from relaybox.sinks.http.sink import not_connected
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
@@ -201,7 +202,7 @@ class Client:
             case asyncio.CancelledError():
                 return Unavailable(f"the request to {where} was given up: the sink is closed")
             case TimeoutError():
-                return Unavailable(f"no answer from {where} within {self.timeout:g}s")
+                return no_answer(where, self.timeout)
             case aiohttp.ClientConnectorError():
                 return not_connected(error, where)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from string import Formatter
@@ -13,7 +14,7 @@ from msgspec import DecodeError, defstruct, json, to_builtins
 
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
-from relaybox.core.outcome import Reject
+from relaybox.core.outcome import Reject, Unreachable
 from relaybox.core.settings import Destination, Secret
 from relaybox.core.values import Parse, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
@@ -299,6 +300,16 @@ def _own(delivery: Delivery) -> dict[str, str]:
         for name, value in headers.items()
         if not name.startswith("relaybox-")
     }
+
+
+def unreachable(error: Exception, where: str, reason: str) -> Unreachable:
+    """Return why no connection to ``where`` could be opened."""
+    match error:
+        case ssl.SSLError():
+            return Unreachable(f"TLS with {where} failed: {reason}")
+        case socket.gaierror():
+            return Unreachable(f"DNS knows no address of {where}: {reason}")
+    return Unreachable(f"cannot connect to {where}: {reason}")
 
 
 def explain(error: BaseException, address: Address) -> str:

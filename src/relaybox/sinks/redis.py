@@ -30,7 +30,7 @@ from relaybox.sinks.broker import (
     text,
     tls_context,
 )
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, being_cancelled, try_each
 
 PORT = 6379
@@ -208,7 +208,7 @@ class RedisSink(InBatches):
             case Unavailable():
                 return error
             case TimeoutError():
-                return Unavailable(f"no answer from {self._where} within {self._timeout:g}s")
+                return no_answer(self._where, self._timeout)
             case exceptions.AuthenticationError() | exceptions.AuthorizationError():
                 return Unavailable(f"{self._where} refuses the credentials: {reason}")
             case exceptions.ConnectionError() if "max number of clients" in reason:

@@ -21,6 +21,7 @@ from relaybox.search.engine import Change, Write, encode_changes, halves, parts_
 from relaybox.search.http import Reply
 from relaybox.search.meilisearch.server import NAME, Server, path_of
 from relaybox.search.meilisearch.tasks import Error, Task, enqueued, error_of
+from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 
 AT_ONCE = 8
@@ -116,8 +117,7 @@ class Writer:
                 body = b"\n".join(sent)
                 return await self._server.request("POST", path, body, content_type=_NDJSON, params=key)
         except TimeoutError:
-            server = self._server
-            raise Unavailable(f"no answer from {server.where} within {server.timeout:g}s") from None
+            raise no_answer(self._server.where, self._server.timeout) from None
 
     async def _check_index(self, index: str, task: Task) -> bool:
         """Return True if the index exists. Raise ``Unavailable`` if it is not as configured."""

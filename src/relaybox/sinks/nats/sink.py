@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-import ssl
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +14,7 @@ import nats.js.errors
 from msgspec import DecodeError, Struct, json
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import (
@@ -30,8 +28,9 @@ from relaybox.sinks.broker import (
     parse_address,
     text,
     tls_context,
+    unreachable,
 )
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.nats.connection import Broken, Connection, Refused
 from relaybox.sinks.shared import Shared
 from relaybox.sinks.sink import OneByOne, being_cancelled
@@ -99,7 +98,7 @@ class NatsSink(OneByOne):
             async with asyncio.timeout(self._timeout):
                 await self._check_stream(await self._shared.get())
         except TimeoutError:
-            raise Unavailable(f"no answer from {self._where} within {self._timeout:g}s") from None
+            raise no_answer(self._where, self._timeout) from None
         except (OSError, nats.errors.Error, Broken, Refused) as error:
             raise self._explained(error) from None
 
@@ -197,11 +196,7 @@ class NatsSink(OneByOne):
                 if "authoriz" in reason.lower() or "authent" in reason.lower():
                     return Unavailable(f"{self._where} refuses the credentials: {reason}")
                 return Unavailable(f"{self._where}: {reason}")
-            case ssl.SSLError():
-                return Unreachable(f"TLS with {self._where} failed: {reason}")
-            case socket.gaierror():
-                return Unreachable(f"DNS knows no address of {self._where}: {reason}")
-        return Unreachable(f"cannot connect to {self._where}: {reason}")
+        return unreachable(error, self._where, reason)
 
 
 class Subjects:

@@ -18,11 +18,11 @@ from typing import Any
 import aiormq
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, wrong
-from relaybox.sinks.broker import TLS_OPTIONS, count, parse_address, text, tls_context
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.broker import TLS_OPTIONS, count, parse_address, text, tls_context, unreachable
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.rabbitmq.connection import Link, Opener
 from relaybox.sinks.rabbitmq.publication import Publication, Publications
 from relaybox.sinks.shared import Shared
@@ -153,7 +153,7 @@ class RabbitMqSink(OneByOne):
     def _late(self, began: float) -> Unavailable:
         link, seconds = self._shared.current, self._deadline.seconds
         if link is None:
-            return Unavailable(f"no answer from {self._where} within {seconds:g}s")
+            return no_answer(self._where, seconds)
         if link.connection.blocked:
             return Unavailable(f"{self._where} takes no messages: {self._clean(link.connection.blocked)}")
         if self._heard < began:
@@ -188,14 +188,10 @@ class RabbitMqSink(OneByOne):
                 )
             case aiormq.AMQPConnectionError() | aiormq.AMQPError() | aiormq.ChannelInvalidStateError():
                 return Unavailable(f"the connection to {self._where} broke: {said}")
-            case socket.gaierror():
-                what = self._clean(error.strerror or str(error))
-                return Unreachable(f"DNS knows no address of {self._where}: {what}")
-            case ssl.SSLError():
-                return Unreachable(f"TLS with {self._where} failed: {self._clean(str(error))}")
+        what = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
         # asyncio's text only repeats the address; the errno says what happened.
-        what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), str(error))
-        return Unreachable(f"cannot connect to {self._where}: {self._clean(what)}")
+        what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), what)
+        return unreachable(error, self._where, self._clean(what))
 
     def _clean(self, said: str) -> str:
         return clean(said, self._address.secrets)
