@@ -303,8 +303,9 @@ class _Pages:
     def _find_bad(self) -> bool:
         """Find documents of the page that cannot become events; return True if any is new."""
         known = len(self._bad)
-        problems = {item.id: self._events.problem(item) for item in self._page}
-        self._bad |= {id_: problem for id_, problem in problems.items() if problem is not None}
+        for item in self._page:
+            if (problem := self._events.problem(item)) is not None:
+                self._bad[item.id] = problem
         return len(self._bad) > known
 
     async def _room(self, pace: Pace, max_pending: int | None) -> bool:

@@ -141,6 +141,10 @@ class Client:
             return f"{text}; redirects are not followed, write the new address into the sink's URL"
         return text
 
+    def missing(self, index: str) -> Unavailable:
+        """Return the outcome of what needs an index that does not exist."""
+        return Unavailable(f"the index {index!r} does not exist on {self.where}")
+
     async def close(self) -> None:
         """Close the connections; the next request opens new ones."""
         session, self._session = self._session, None

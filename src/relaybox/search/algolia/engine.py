@@ -114,7 +114,7 @@ class AlgoliaEngine:
         for item in listed["items"]:
             if item["name"] == index:
                 return int(item["entries"])
-        raise Unavailable(f"the index {index!r} does not exist on {self.where}")
+        raise self._hosts.missing(index)
 
     async def get(self, index: str, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the records with these ids that exist, without the attributes that Relaybox added."""

@@ -127,7 +127,7 @@ class MeilisearchEngine:
         """Swap the two. Check the effect before another try, because a second swap would undo the first."""
         wanted = (await self.present([fresh])).get(fresh)
         if wanted is None:
-            raise Unavailable(f"the index {fresh!r} does not exist on {self.where}")
+            raise self._server.missing(fresh)
         trouble = Unavailable(f"{self.where} has not swapped {live!r} and {fresh!r}")
         for _ in range(SWAPS):
             try:

@@ -59,9 +59,6 @@ class Cluster(Client):
         failure = self.failed(reply)
         return Unavailable(failure.reason) if isinstance(failure, Reject) else failure
 
-    def missing(self, name: str) -> Unavailable:
-        return Unavailable(f"the index {name!r} does not exist on {self.where}")
-
     async def look(self, names: Sequence[str]) -> dict[str, dict[str, Index]]:
         """Return the concrete indexes of each name that exists: itself, or those behind the alias."""
         if not names:
