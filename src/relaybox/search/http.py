@@ -14,7 +14,7 @@ from http import HTTPStatus
 from importlib.metadata import version
 from ssl import SSLContext
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import aiohttp
 from msgspec import json
@@ -28,6 +28,7 @@ from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
 
 T = TypeVar("T")
+Params: TypeAlias = Mapping[str, str] | None
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
@@ -100,7 +101,7 @@ class Client:
         body: Any = None,
         *,
         content_type: str = JSON,
-        params: Mapping[str, str] | None = None,
+        params: Params = None,
         bases: Sequence[str] | None = None,
     ) -> Reply:
         """Return the answer, of any status; ``path`` starts with a slash and is percent-encoded.
@@ -117,9 +118,7 @@ class Client:
                 return await self._from(base, {**sent, "url": _url(base, path, params)})
         return await self._from(last, {**sent, "url": _url(last, path, params)})
 
-    async def json(
-        self, method: str, path: str, body: Any = None, *, params: Mapping[str, str] | None = None
-    ) -> Any:
+    async def json(self, method: str, path: str, body: Any = None, *, params: Params = None) -> Any:
         """Return the decoded answer to a request. Raise the outcome of a status other than 2xx."""
         reply = await self.request(method, path, body, params=params)
         if not reply.ok:
@@ -235,7 +234,7 @@ def _watching_reuse() -> aiohttp.TraceConfig:
     return watching
 
 
-def _url(base: str, path: str, params: Mapping[str, str] | None) -> URL:
+def _url(base: str, path: str, params: Params) -> URL:
     url = URL(f"{base}{path}", encoded=True)
     return url.update_query(params) if params else url
 

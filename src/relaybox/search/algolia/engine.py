@@ -103,7 +103,7 @@ class AlgoliaEngine:
 
     async def drop(self, name: str) -> None:
         """Delete the index, if it exists."""
-        await self._hosts.do("DELETE", name, "", None)
+        await self._hosts.do("DELETE", name, "")
 
     async def refresh(self, index: str) -> None:
         """Do nothing: writes are visible when their task is published."""

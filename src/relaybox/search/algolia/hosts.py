@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
 from relaybox.search.algolia.application import Application
-from relaybox.search.http import Client, Reply
+from relaybox.search.http import Client, Params, Reply
 from relaybox.sinks.sink import clean
 
 DOWN_SECONDS = 300.0
@@ -36,13 +36,7 @@ class Hosts(Client):
         self._pause = _FIRST_PAUSE
 
     async def ask(
-        self,
-        method: str,
-        path: str,
-        body: Any = None,
-        *,
-        params: Mapping[str, str] | None = None,
-        reading: bool = False,
+        self, method: str, path: str, body: Any = None, *, params: Params = None, reading: bool = False
     ) -> Reply:
         """Ask the hosts in turn, until one is reachable and does not answer 5xx."""
         bases = self._application.reading if reading else self._application.writing
@@ -64,9 +58,7 @@ class Hosts(Client):
                     raise
         raise AssertionError("an application has at least one host")
 
-    async def json(
-        self, method: str, path: str, body: Any = None, *, params: Mapping[str, str] | None = None
-    ) -> Mapping[str, Any]:
+    async def json(self, method: str, path: str, body: Any = None, *, params: Params = None) -> Any:
         """Return the object that a host for reads answers with. Raise ``Unavailable`` if it is not one."""
         reply = await self.ask(method, path, body, params=params, reading=True)
         if not reply.ok:
@@ -74,12 +66,7 @@ class Hosts(Client):
         return object_of(reply)
 
     async def do(
-        self,
-        method: str,
-        index: str,
-        path: str,
-        asked: Mapping[str, Any] | None,
-        seconds: float | None = None,
+        self, method: str, index: str, path: str, asked: Any = None, seconds: float | None = None
     ) -> None:
         """Change an index, and return when the task of that is done."""
         reply = await self.ask(method, path_of(index, path), asked)

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from msgspec import Struct, ValidationError, convert
 
 from relaybox.core.outcome import Reject, Retry, Unavailable
-from relaybox.search.http import Client, Reply
+from relaybox.search.http import Client, Params, Reply
 
 _NO_NAME = re.compile(r'[-_+].*|\.{1,2}|.*[\\/*?"<>|\s,#:].*|', re.DOTALL)
 _LONGEST_NAME = 255
@@ -36,9 +36,7 @@ class Cluster(Client):
         super().__init__(bases, **options)
         self.aliases: set[str] = set()
 
-    async def json(
-        self, method: str, path: str, body: Any = None, *, params: Mapping[str, str] | None = None
-    ) -> Any:
+    async def json(self, method: str, path: str, body: Any = None, *, params: Params = None) -> Any:
         """Return the decoded answer to a request (see ``done``)."""
         return self.done(await self.request(method, path, body, params=params))
 
