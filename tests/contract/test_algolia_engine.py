@@ -348,10 +348,10 @@ async def test_create_marks_an_index_and_takes_over_settings(place: Place) -> No
     first = await place.present(place.index, "none")
     assert set(first) == {place.index}
     assert await place.count() == 0
-    await place.engine._do("PUT", place.index, "/settings", {"hitsPerPage": 7, "userData": {"own": 1}})
+    await place.engine._hosts.do("PUT", place.index, "/settings", {"hitsPerPage": 7, "userData": {"own": 1}})
     await place.write([indexed("1")])
     await place.build()
-    settings = await place.engine._read("GET", f"/1/indexes/{place.index}__building/settings")
+    settings = await place.engine._hosts.json("GET", f"/1/indexes/{place.index}__building/settings")
     assert settings["hitsPerPage"] == 7
     assert settings["userData"]["own"] == 1
     assert await place.engine.count(place.building) == 0

@@ -16,8 +16,8 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.engine import Change
-from relaybox.search.meilisearch import engine as meilisearch_engine
 from relaybox.search.meilisearch import tasks as meilisearch_tasks
+from relaybox.search.meilisearch import writer as meilisearch_writer
 from relaybox.search.meilisearch.engine import MeilisearchEngine
 from relaybox.search.meilisearch.tasks import Task
 from relaybox.sinks.sink import Answer
@@ -156,7 +156,7 @@ async def test_too_large_a_payload_goes_in_parts(server: Server, place: Place) -
 async def test_a_very_large_request_is_not_even_tried(
     server: Server, place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(meilisearch_engine, "LARGEST_BODY", 1000)
+    monkeypatch.setattr(meilisearch_writer, "LARGEST_BODY", 1000)
     before = server.asked()
     changes = [*(put(f"d{n}", body="x" * 300) for n in range(8)), put("large", body="x" * 2000)]
     assert await place.kinds(changes) == [Delivered] * 9
@@ -366,7 +366,8 @@ async def test_what_was_added_to_an_index_that_is_deleted_meanwhile_is_not_deliv
         await place.engine.drop(name)
         return await really_look(name)
 
-    really_look, place.engine._index = place.engine._index, look
+    known = place.engine._server
+    really_look, known.index = known.index, look
     assert "does not exist" in await place.refused(put("a"))
 
 
@@ -382,9 +383,9 @@ async def test_an_index_is_not_made_by_a_document_that_is_refused_either(place: 
 async def test_an_index_that_was_there_before_is_never_taken_for_one_that_was_made(place: Place) -> None:
     at = datetime.fromisoformat((await place.present())[place.index])
     task = Task(1, "succeeded", None, at, at)
-    assert not place.engine._was_made_by(task, place.index, at)
-    place.engine._created.clear()
-    assert place.engine._was_made_by(task, place.index, at)
+    assert not place.engine._writer.was_made_by(task, place.index, at)
+    place.engine._writer._created.clear()
+    assert place.engine._writer.was_made_by(task, place.index, at)
 
 
 async def test_an_index_may_be_made_where_that_is_wanted(started: Server) -> None:
@@ -468,13 +469,13 @@ async def test_an_index_that_does_not_exist_has_no_documents(engine: Meilisearch
 
 
 async def test_an_embedders_key_is_not_copied(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    asking = place.engine._json
+    asking = place.engine._server.json
 
     async def with_embedder(method: str, path: str, *more: Any, **named: Any) -> Any:
         answer = await asking(method, path, *more, **named)
         return {**answer, "embedders": {"ai": {"apiKey": "XXX..."}}} if path.endswith("/settings") else answer
 
-    monkeypatch.setattr(place.engine, "_json", with_embedder)
+    monkeypatch.setattr(place.engine._server, "json", with_embedder)
     with pytest.raises(Unavailable, match="embedder 'ai' has an apiKey"):
         await place.build()
     assert list(await place.present()) == [place.index]

@@ -451,7 +451,7 @@ async def test_other_aliases_go_over_as_they_were(api: Api, strict: Place) -> No
 
 async def seen_late(place: Place, patch: pytest.MonkeyPatch, change: Coroutine[Any, Any, None]) -> Any:
     """Change an index; the next look still finds what was there before, which is returned."""
-    look = place.engine._look
+    look = place.engine._cluster.look
     found = await look([place.index, place.building])
     await change
     seen = [found]
@@ -459,7 +459,7 @@ async def seen_late(place: Place, patch: pytest.MonkeyPatch, change: Coroutine[A
     async def late(names: Sequence[str]) -> Any:
         return {name: one for name, one in seen.pop().items() if name in names} if seen else await look(names)
 
-    patch.setattr(place.engine, "_look", late)
+    patch.setattr(place.engine._cluster, "look", late)
     return found
 
 
@@ -519,7 +519,7 @@ async def test_an_old_index_that_could_not_be_deleted_is_deleted_by_the_next_reb
         raise Unavailable("gone")
 
     with monkeypatch.context() as failing:
-        failing.setattr(strict.engine, "_delete", fail)
+        failing.setattr(strict.engine._cluster, "delete", fail)
         await rebuild(strict, ["b"], 2)
     assert await strict.ids() == ["b"]
     assert api.exists(old)
@@ -536,7 +536,7 @@ async def searching(url: str, name: str, forgiven: str = "$none") -> AsyncIterat
 
     async def search(reader: OpenSearchEngine) -> None:
         try:
-            answer = await reader._json("POST", f"/{name}/_search", query)
+            answer = await reader._cluster.json("POST", f"/{name}/_search", query)
         except Unavailable as error:
             if not re.search(forgiven, error.reason):
                 raise

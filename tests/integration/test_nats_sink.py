@@ -400,12 +400,12 @@ class TestNatsOutages(outages.OutageContract):
         await place.declare()
         async with sink_to(place.url, timeout="2s") as sink:
             await deliver(sink)
-            first = sink._connection
+            first = sink._shared.current
             with place.server.silent():
                 answers = await sink.send([make_delivery(data=b"x" * size) for _ in range(20)])
                 assert {type(answer) for answer in answers} == {Unavailable}
             await deliver(sink)
-            assert sink._connection is not first
+            assert sink._shared.current is not first
 
     async def test_of_several_hosts_one_that_is_there_is_enough(self, place: NatsPlace) -> None:
         await place.declare()

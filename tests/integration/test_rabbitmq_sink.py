@@ -181,12 +181,13 @@ async def test_nothing_is_sent_on_a_channel_that_the_broker_has_closed(
     await client.bind()
     async with client.at(exchange="{aggregate_type}") as sink:
         await sink.check()
-        connection = sink._link.connection
+        link = sink._shared.current
         refused = asyncio.ensure_future(sink.send([altered(aggregate_type="not-there")]))
         await heard.wait()
         assert await sink.send([altered(aggregate_type=client.exchange)] * 5) == [Delivered()] * 5
         assert isinstance((await refused)[0], Unavailable)
-        assert sink._link.connection is connection, "a message on a closed channel ends the connection"
+        same = sink._shared.current.connection is link.connection
+        assert same, "a message on a closed channel ends the connection"
 
 
 async def test_a_confirmation_that_the_client_cancels_costs_no_attempt(
@@ -211,8 +212,8 @@ async def test_where_the_connection_breaks_events_reported_as_delivered_are_ther
         sending = asyncio.ensure_future(sink.send(batch))
         while not sending.done():
             await asyncio.wait([sending], timeout=0.02)
-            if sink._link is not None:
-                sink._link.cut()
+            if sink._shared.current is not None:
+                sink._shared.current.cut()
         there = {message.message_id for message in await read(client.channel, queue)}
         for one, answer in zip(batch, await sending, strict=True):
             assert answer != Delivered() or str(one.event_id) in there

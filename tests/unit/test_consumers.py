@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session, sessionmaker
 from relaybox import Event
 from relaybox.errors import ConfigError
 from relaybox.receive.consumer import Crashed, Done, Later
-from relaybox.receive.consumers import kafka, loop, rabbitmq
+from relaybox.receive.consumers import calls, kafka, loop, rabbitmq
 from relaybox.receive.consumers.kafka import KafkaConsumer
 from relaybox.receive.consumers.loop import Loop
 from relaybox.receive.consumers.rabbitmq import RabbitmqConsumer
@@ -387,9 +387,9 @@ async def test_a_thread_that_hangs_is_left_and_its_event_waits(
 
 
 async def test_threads_that_hang_take_no_place(hang: Hang, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(loop, "AT_ONCE", 1)
+    monkeypatch.setattr(calls, "AT_ONCE", 1)
     consumer = kafka_consumer(timeout="50ms")
-    monkeypatch.setattr(loop, "AT_ONCE", 3)
+    monkeypatch.setattr(calls, "AT_ONCE", 3)
     consumer.on("order.*")(hang.handle)
     verdicts = await asyncio.gather(*(consumer.ahandle(event()) for _ in range(3)))
     assert verdicts == [Later("the handler took longer than 0.05s")] * 3
@@ -398,7 +398,7 @@ async def test_threads_that_hang_take_no_place(hang: Hang, monkeypatch: pytest.M
 async def test_only_so_many_threads_hang(
     hang: Hang, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(loop, "AT_ONCE", 2)
+    monkeypatch.setattr(calls, "AT_ONCE", 2)
     consumer = kafka_consumer(timeout="50ms")
     consumer.on("order.*")(hang.handle)
     for _ in range(3):

@@ -18,7 +18,7 @@ from relaybox.search import indexes as search_indexes
 from relaybox.search.http import Client, Reply
 from relaybox.search.indexes import given_up
 from relaybox.search.meilisearch.tasks import enqueued, error_of
-from relaybox.search.opensearch.bulk import items_of
+from relaybox.search.opensearch.bulk import results_of
 from relaybox.sinks.sink import Answer
 from tests.unit.searching import BUILDING, Double, event, sink
 
@@ -147,7 +147,7 @@ def test_garbage_is_of_somebody_else(body: bytes) -> None:
     with pytest.raises(Unavailable, match="without JSON"):
         reply(body).json()
     with pytest.raises(Unavailable, match="in another way than OpenSearch"):
-        items_of(reply(body), 1)
+        results_of(reply(body), 1)
     with pytest.raises(Unavailable, match="without a task"):
         enqueued(reply(body))
     assert error_of(reply(body)).code == ""

@@ -11,8 +11,8 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
@@ -25,8 +25,8 @@ from relaybox.errors import ConfigError
 from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
 from relaybox.search.change import INDEX_HEADER
-from relaybox.search.engine import EngineFailed, translated_errors
-from relaybox.search.results import Difference, Kind, Reconciled, Refused
+from relaybox.search.engine import EngineFailed, pages, translated_errors
+from relaybox.search.results import Difference, Kind, Reconciled, RefusedDocument
 from relaybox.search.source import Item
 from relaybox.search.workspace import Wanted, Workspace, open_workspace, wanted
 from relaybox.stores.sql.undelivered import OfDocument
@@ -98,59 +98,64 @@ class _OutboxState:
     blocked: bool = False
 
 
-@dataclass
 class Comparison:
     """One pass over a database and an index; with a ``pace`` it repairs by events with these ``headers``."""
 
-    workspace: Workspace
-    pace: Pace | None
-    headers: Mapping[str, str]
-    examples: int
-    progress: Progress
-    stop: Stop
-    _counts: Counter[str] = field(default_factory=Counter)
-    _listed: list[Difference] = field(default_factory=list)
-    _doubtful: list[str] = field(default_factory=list)
-    _any: bool = False
-    _scanning: bool = False
-
-    def __post_init__(self) -> None:
-        guarded = self.workspace.rows.guarded
-        self._ids = None if guarded else HashedIds()
-        self._enough = 1 if guarded else MANY
+    def __init__(
+        self,
+        workspace: Workspace,
+        pace: Pace | None,
+        headers: Mapping[str, str],
+        examples: int,
+        progress: Progress,
+        stop: Stop,
+    ) -> None:
+        self._workspace = workspace
+        self._pace = pace
+        self._headers = headers
+        self._examples = examples
+        self._progress = progress
+        self._stop = stop
+        self._ids = None if workspace.rows.guarded else HashedIds()
+        self._enough = 1 if workspace.rows.guarded else MANY
+        self._counts: Counter[str] = Counter()
+        self._listed: list[Difference] = []
+        self._doubtful: list[str] = []
+        self._scanning = False
 
     async def run(self, *, allow_empty: bool = True) -> Reconciled:
         """Compare both. Raise ``ConfigError`` if the source is empty and that is not allowed."""
-        engine, index = self.workspace.engine, self.workspace.index
+        engine, index = self._workspace.engine, self._workspace.index
         await engine.refresh(index)
-        stopped = not await self._read()
+        read = await self._read()
         # A wrong query returns nothing, as if all rows were deleted.
-        if not (stopped or allow_empty or self._any) and (count := await engine.count(index)):
+        if read == 0 and not allow_empty and (count := await engine.count(index)):
             effect = f"to repair would delete all {count:,} of the index {index!r}"
             fix = "see its query, or say --yes (allow_empty=True) if that is meant"
             raise ConfigError(f"the source has no documents: {effect}; {fix}")
-        stopped = stopped or not await self._scan()
+        stopped = read is None or not await self._scan()
         counts: dict[str, Any] = dict(self._counts)
-        about = self.workspace.destination.name, index
+        about = self._workspace.destination.name, index
         return Reconciled(*about, **counts, stopped=stopped, examples=tuple(self._listed))
 
-    async def _read(self) -> bool:
-        """Read the database page by page; return False if stopped."""
-        async for page in self.workspace.rows.read(PAGE):
-            if self.stop():
-                return False
-            self._any = True
+    async def _read(self) -> int | None:
+        """Read the database page by page; return the number of documents, or None if stopped."""
+        read = 0
+        async for page in self._workspace.rows.read(PAGE):
+            if self._stop():
+                return None
+            read += len(page)
             payloads = {item.id: item.payload for item in page}
             if self._ids is not None:
                 self._ids.update(payloads)
             await self._compare(payloads)
-            self.progress(self._counts["documents"])
+            self._progress(self._counts["documents"])
         await self._look_again(1)
-        return True
+        return read
 
     async def _compare(self, payloads: Mapping[str, Mapping[str, Any]]) -> None:
         documents = await self._wanted(payloads)
-        found = await self.workspace.engine.get(self.workspace.index, list(documents))
+        found = await self._workspace.engine.get(self._workspace.index, list(documents))
         for id_, document in documents.items():
             if not _same(document, found.get(id_)):
                 self._doubtful.append(id_)
@@ -161,11 +166,11 @@ class Comparison:
     async def _scan(self) -> bool:
         """Read the ids of the index page by page; return False if stopped."""
         self._scanning = True
-        async for page in self.workspace.engine.scan(self.workspace.index):
-            if self.stop():
+        async for page in self._workspace.engine.scan(self._workspace.index):
+            if self._stop():
                 return False
-            for ids in _parts(page):
-                known = await self.workspace.rows.existing(ids) if self._ids is None else self._ids
+            for ids in pages(page, PAGE):
+                known = await self._workspace.rows.existing(ids) if self._ids is None else self._ids
                 self._doubtful += [id_ for id_ in ids if id_ not in known]
                 await self._look_again(self._enough)
         await self._look_again(1)
@@ -177,7 +182,7 @@ class Comparison:
             return
         # An engine may return an id twice while others write to it.
         ids, self._doubtful = list(dict.fromkeys(self._doubtful)), []
-        rows = self.workspace.rows
+        rows = self._workspace.rows
         before = await self._wanted(await rows.existing(ids))
         in_outbox = await self._outbox_states(ids)
         found = await self._found(ids)
@@ -187,12 +192,12 @@ class Comparison:
         for one in differences:
             self._counts[one.kind] += 1
             self._counts["blocked"] += one.blocked
-            if self._counts[one.kind] <= self.examples:
+            if self._counts[one.kind] <= self._examples:
                 self._listed.append(one)
-        if self.pace is not None:
+        if self._pace is not None:
             # An event of a refused document would fail, and one behind a failed event would wait.
             real = [one.id for one in differences if one.refused is None and not one.blocked]
-            self._counts["repaired"] += await self._repair(real, self.pace)
+            self._counts["repaired"] += await self._repair(real, self._pace)
 
     def _judge(
         self, id_: str, before: Wanted, after: Wanted, found: Mapping[str, Any] | None, state: _OutboxState
@@ -208,62 +213,58 @@ class Comparison:
             return None
         kind: Kind = "orphaned" if after is None else "missing" if found is None else "stale"
         fields = differing(after, found) if isinstance(after, Mapping) and found is not None else ()
-        refused = after.reason if isinstance(after, Refused) else None
+        refused = after.reason if isinstance(after, RefusedDocument) else None
         return Difference(kind, id_, fields, state.failed, refused, state.blocked)
 
     async def _wanted(self, payloads: Mapping[str, Mapping[str, Any]]) -> dict[str, Wanted]:
-        own = self.workspace.changes, self.workspace.rows, self.workspace.destination
+        own = self._workspace.changes, self._workspace.rows, self._workspace.destination
         return {id_: await wanted(*own, id_, payload) for id_, payload in payloads.items()}
 
     async def _found(self, ids: Sequence[str]) -> dict[str, Mapping[str, Any]]:
-        engine, index = self.workspace.engine, self.workspace.index
+        engine, index = self._workspace.engine, self._workspace.index
         await engine.refresh(index)
         found: dict[str, Mapping[str, Any]] = {}
-        for part in _parts(ids):
+        for part in pages(ids, PAGE):
             found.update(await engine.get(index, part))
         return found
 
     async def _outbox_states(self, ids: Sequence[str]) -> Mapping[str, _OutboxState]:
-        of_documents = self.workspace.records.undelivered.of_documents
-        name, aggregate_type = self.workspace.destination.name, self.workspace.rows.aggregate_type
+        of_documents = self._workspace.records.undelivered.of_documents
+        name, aggregate_type = self._workspace.destination.name, self._workspace.rows.aggregate_type
         rows = defaultdict[str, list[OfDocument]](list)
-        for part in _parts(ids):
+        for part in pages(ids, PAGE):
             for row in await of_documents(name, aggregate_type, part):
                 rows[row.document].append(row)
         return {id_: self._outbox_state(rows[id_]) for id_ in ids}
 
     def _outbox_state(self, rows: Sequence[OfDocument]) -> _OutboxState:
         """Ignore events for another index only, unless they block their key."""
-        destination = self.workspace.destination
+        destination = self._workspace.destination
         if destination.ordered and destination.on_failed == "block":
             blocking = max((row.id for row in rows if row.failed), default=None)
             if blocking is not None:
                 return _OutboxState(False, blocking, blocked=True)
-        own = [row for row in rows if row.only_for in (None, self.workspace.index)]
+        own = [row for row in rows if row.only_for in (None, self._workspace.index)]
         failed = max((row.id for row in own if row.failed), default=None)
         return _OutboxState(any(not row.failed for row in own), failed)
 
     async def _repair(self, ids: Sequence[str], pace: Pace) -> int:
         """Emit an event with each document's current state; return how many were emitted before a stop."""
-        rows, emitted = self.workspace.rows, 0
-        for part in _parts(ids, pace.size(PAGE if rows.guarded else MANY)):
+        rows, emitted = self._workspace.rows, 0
+        for part in pages(ids, pace.size(PAGE if rows.guarded else MANY)):
             if not await pace.turn(len(part)):
                 break
             emitted += await rows.emit_ids(part, self._calls)
         return emitted
 
     def _calls(self, found: Sequence[Item], missing: Sequence[str]) -> list[Call]:
-        workspace, rows = self.workspace, self.workspace.rows
+        workspace, rows = self._workspace, self._workspace.rows
         if missing:
             workspace.check_deletes()
         there = [(item.id, rows.event_type, item.payload) for item in found]
         gone = [(id_, workspace.deleted_type, {"id": id_}) for id_ in missing]
-        headers, to = {**REPAIR, **self.headers}, (workspace.destination.name,)
+        headers, to = {**REPAIR, **self._headers}, (workspace.destination.name,)
         return [Call(rows.aggregate_type, *one, headers=headers, destinations=to) for one in (*there, *gone)]
-
-
-def _parts(ids: Sequence[str], size: int = PAGE) -> Iterator[Sequence[str]]:
-    return (ids[start : start + size] for start in range(0, len(ids), size))
 
 
 def _same(one: Wanted, other: Wanted) -> bool:

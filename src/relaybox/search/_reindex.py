@@ -12,7 +12,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -138,39 +138,50 @@ async def aabort(
     return len(running)
 
 
-@dataclass
 class Build:
-    """One build: the index of ``building``, which ``fill`` fills, replaces ``live``."""
+    """One build: the index of ``building``, which ``fill`` fills, replaces ``live``.
 
-    building: Workspace
-    live: str
-    runner: Runner
-    fill: Callable[..., Awaitable[Backfilled]]
-    pace: Pace
-    """The pace of repairs."""
-    patience: float
-    like: str
-    tell: Tell
-    _identity: str | None = None
-    _creating: bool = False
+    ``pace`` is that of repairs. ``like`` names the index whose settings the new one gets.
+    """
 
-    def __post_init__(self) -> None:
-        own = self.building
-        self._name, self._engine = own.index, own.engine
-        self._leftovers = Leftovers(own.records, own.destination, own.engine, own.index, self.tell)
+    def __init__(
+        self,
+        building: Workspace,
+        live: str,
+        runner: Runner,
+        fill: Callable[..., Awaitable[Backfilled]],
+        pace: Pace,
+        patience: float,
+        like: str,
+        tell: Tell,
+    ) -> None:
+        self._building = building
+        self._engine = building.engine
+        self._live = live
+        self._runner = runner
+        self._fill_index = fill
+        self._pace = pace
+        self._patience = patience
+        self._like = like
+        self._tell = tell
+        self._leftovers = Leftovers(
+            building.records, building.destination, building.engine, building.index, tell
+        )
+        self._identity: str | None = None
+        self._creating = False
 
     async def run(self) -> int:
         """Build and replace; return the number of documents in the new index. Raise ``ReindexFailed``."""
         try:
-            identity = await self.runner.guard(self._begin())
-            return await self._build(BuildWatch(self.building, identity, self.patience, self.tell))
+            identity = await self._runner.guard(self._begin())
+            return await self._build(BuildWatch(self._building, identity, self._patience, self._tell))
         except BaseException:
             await self.clean_up()
             raise
 
     async def _build(self, watch: BuildWatch) -> int:
         try:
-            await self.runner.guard(self._fill(watch), watch.run())
+            await self._runner.guard(self._fill(watch), watch.run())
             return await self._swap(watch)
         except TROUBLE:
             # If the index was dropped just now, that reason says more.
@@ -182,33 +193,33 @@ class Build:
             raise ReindexFailed(str(error)) from error
 
     async def _begin(self) -> str:
-        await check_present(self._engine, self.live, self.like)
+        await check_present(self._engine, self._live, self._like)
         await self._leftovers.clear()
-        self.tell(f"creating {self._name}")
+        self._tell(f"creating {self._building.index}")
         self._creating = True
-        await self._engine.create(self._name, like=self.like)
-        self._identity = (await self._engine.present([self._name])).get(self._name)
+        await self._engine.create(self._building.index, like=self._like)
+        self._identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if self._identity is None:
-            raise ReindexFailed(f"{self._name!r} was created, and is gone")
+            raise ReindexFailed(f"{self._building.index!r} was created, and is gone")
         return self._identity
 
     async def _fill(self, watch: BuildWatch) -> None:
         # After half of this time, every send that starts writes to both indexes.
         await asyncio.sleep(2 * LOOK)
-        self.tell("reading the database")
+        self._tell("reading the database")
 
         def progress(far: Progress) -> None:
-            self.runner.done = far.done
+            self._runner.done = far.done
             watch.backlog = far.waiting
 
-        filled = await self.fill(index=self._name, resume=False, progress=progress)
-        self.runner.done, watch.backlog = filled.done, None
+        filled = await self._fill_index(index=self._building.index, resume=False, progress=progress)
+        self._runner.done, watch.backlog = filled.done, None
         if filled.stopped:
             raise ReindexFailed("its backfill was cancelled")
         if filled.refusals:
             reasons = "; ".join(f"document {one.id}: {one.reason}" for one in filled.refused[:NAMED])
             raise ReindexFailed(f"{filled.refusals:,} of the documents cannot be events: {reasons}")
-        self.tell(f"{filled.done:,} documents emitted")
+        self._tell(f"{filled.done:,} documents emitted")
         await self._arrive(watch)
         await self._settle_differences(watch)
 
@@ -219,7 +230,7 @@ class Build:
                 if not (pending := await watch.pending()):
                     break
                 if time.monotonic() - reported_at > 5.0:
-                    self.tell(f"{pending:,} events on their way")
+                    self._tell(f"{pending:,} events on their way")
                     reported_at = time.monotonic()
             except StoreError as error:
                 # If the database stays away, the heartbeat ends the build.
@@ -228,13 +239,15 @@ class Build:
         await watch.check_failed()
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
-        headers = {INDEX_HEADER: self._name}
-        give_up = time.monotonic() + self.patience
+        headers = {INDEX_HEADER: self._building.index}
+        give_up = time.monotonic() + self._patience
         rounds = 0
         while True:
-            self.tell(f"comparing {self._name} with the database")
+            self._tell(f"comparing {self._building.index} with the database")
             try:
-                result = await Comparison(self.building, self.pace, headers, NAMED, no_progress, never).run()
+                result = await Comparison(
+                    self._building, self._pace, headers, NAMED, no_progress, never
+                ).run()
             except (*TROUBLE, StoreError):
                 # The engine or the database may be back in a moment.
                 if time.monotonic() > give_up:
@@ -244,16 +257,16 @@ class Build:
             if not result.differences:
                 return
             rounds += 1
-            self.runner.skipped += result.repaired
+            self._runner.skipped += result.repaired
             if rounds > ROUNDS or not result.repaired:
                 examples = "; ".join(map(_described, result.examples[:NAMED]))
                 raise ReindexFailed(f"{result.differences:,} documents differ still: {examples}")
-            self.tell(f"{result.repaired:,} documents repaired")
+            self._tell(f"{result.repaired:,} documents repaired")
             await self._arrive(watch)
 
     async def _swap(self, watch: BuildWatch) -> int:
-        built = await self.runner.guard(self._check(watch))
-        self.tell(f"{self._name} takes the place of {self.live}")
+        built = await self._runner.guard(self._check(watch))
+        self._tell(f"{self._building.index} takes the place of {self._live}")
         # Half of a replacement is worse than none or all.
         await to_its_end(self._replace())
         self._creating = False
@@ -265,22 +278,22 @@ class Build:
 
     async def _check(self, watch: BuildWatch) -> int:
         """Raise if the new index may not replace the live one; return the number of documents."""
-        built = await self._engine.count(self._name)
-        if not built and await self._engine.count(self.live):
-            raise ReindexFailed(f"the source has no documents, and {self.live!r} has: see its query")
-        await self.runner.beat()
-        self.runner.check()
+        built = await self._engine.count(self._building.index)
+        if not built and await self._engine.count(self._live):
+            raise ReindexFailed(f"the source has no documents, and {self._live!r} has: see its query")
+        await self._runner.beat()
+        self._runner.check()
         await watch.check_index(strict=True)
         return built
 
     async def _replace(self) -> None:
         try:
-            await self._engine.replace(self.live, self._name)
+            await self._engine.replace(self._live, self._building.index)
         except TROUBLE as error:
             # The new index may serve already, and only the old one be left.
-            if (await self._engine.present([self.live])).get(self.live) != self._identity:
+            if (await self._engine.present([self._live])).get(self._live) != self._identity:
                 raise
-            log.warning("%r serves, but its engine is in trouble: %s", self.live, error)
+            log.warning("%r serves, but its engine is in trouble: %s", self._live, error)
 
     async def clean_up(self) -> None:
         """Drop the new index after a failure, unless another reindex owns it."""
@@ -293,19 +306,19 @@ class Build:
 
     async def _drop_own(self) -> bool:
         """Drop the index; return False if another reindex now owns that name, and events for it."""
-        identity = (await self._engine.present([self._name])).get(self._name)
+        identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if identity is not None and self._identity not in (None, identity):
             return False
         if identity is not None:
-            self.tell(f"dropping {self._name}; {self.live} goes on serving")
+            self._tell(f"dropping {self._building.index}; {self._live} goes on serving")
         # Drop it even if it is not visible: its creation may be under way.
-        await self._engine.drop(self._name)
+        await self._engine.drop(self._building.index)
         return True
 
     def _warn(self, error: Exception) -> None:
-        fix = command(f"reindex --destination {self.building.destination.name} --abort")
+        fix = command(f"reindex --destination {self._building.destination.name} --abort")
         reason = str(error) or type(error).__name__
-        log.warning("%r may be left behind (%s): %s clears it away", self._name, reason, fix)
+        log.warning("%r may be left behind (%s): %s clears it away", self._building.index, reason, fix)
 
 
 async def check_present(engine: Engine, live: str, like: str) -> None:

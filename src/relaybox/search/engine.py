@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from relaybox.core.imports import import_extra
 from relaybox.core.outcome import Reject, Retry, Unavailable
@@ -12,6 +12,8 @@ from relaybox.core.schemes import SEARCH_ENGINES
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError, RelayboxError
 from relaybox.sinks.sink import Answer, answer_of
+
+T = TypeVar("T")
 
 TROUBLE = (Reject, Retry, Unavailable)
 
@@ -27,7 +29,7 @@ class Change(NamedTuple):
     version: int
 
 
-class Item(NamedTuple):
+class Write(NamedTuple):
     """An encoded change; ``at`` is its place in the write."""
 
     at: int
@@ -38,33 +40,38 @@ class Item(NamedTuple):
 
 def encode_changes(
     changes: Sequence[Change], encode: Callable[[Change], bytes], answers: dict[int, Answer]
-) -> list[Item]:
+) -> list[Write]:
     """Encode each change; answer those that ``encode`` refuses with ``Reject``."""
-    items = []
+    writes = []
     for at, change in enumerate(changes):
         try:
-            items.append(Item(at, change.id, change.document is None, encode(change)))
+            writes.append(Write(at, change.id, change.document is None, encode(change)))
         except Reject as error:
             answers[at] = answer_of(error)
-    return items
+    return writes
 
 
-def parts_of(items: Sequence[Item], largest: int) -> Iterator[Sequence[Item]]:
-    """Split the items into requests of at most ``largest`` bytes; a single item may be larger."""
+def parts_of(writes: Sequence[Write], largest: int) -> Iterator[Sequence[Write]]:
+    """Split the writes into requests of at most ``largest`` bytes; a single one may be larger."""
     begin = size = 0
-    for at, item in enumerate(items):
-        if at > begin and size + len(item.sent) > largest:
-            yield items[begin:at]
+    for at, write in enumerate(writes):
+        if at > begin and size + len(write.sent) > largest:
+            yield writes[begin:at]
             begin, size = at, 0
-        size += len(item.sent)
-    if items:
-        yield items[begin:]
+        size += len(write.sent)
+    if writes:
+        yield writes[begin:]
 
 
-def halves(items: Sequence[Item]) -> list[Sequence[Item]]:
+def pages(whole: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    """Cut a sequence into pages of at most ``size``."""
+    return (whole[begin : begin + size] for begin in range(0, len(whole), size))
+
+
+def halves(writes: Sequence[Write]) -> list[Sequence[Write]]:
     """Return the two halves, without an empty one."""
-    middle = len(items) // 2
-    return [half for half in (items[:middle], items[middle:]) if half]
+    middle = len(writes) // 2
+    return [half for half in (writes[:middle], writes[middle:]) if half]
 
 
 class Engine(Protocol):

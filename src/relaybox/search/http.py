@@ -14,19 +14,21 @@ from http import HTTPStatus
 from importlib.metadata import version
 from ssl import SSLContext
 from types import SimpleNamespace
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import aiohttp
 from msgspec import json
 from yarl import URL
 
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.http.address import shown
 from relaybox.sinks.http.sink import not_connected
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
 
 T = TypeVar("T")
+Params: TypeAlias = Mapping[str, str] | None
 
 JSON = "application/json"
 LARGEST_ANSWER = 256 * 1024 * 1024
@@ -66,22 +68,11 @@ class Reply(NamedTuple):
             return None
 
 
-class _Request(NamedTuple):
-    method: str
-    path: str
-    params: Mapping[str, str] | None
-    body: bytes | None
-    headers: Mapping[str, str]
-
-    def url(self, base: str) -> URL:
-        url = URL(f"{base}{self.path}", encoded=True)
-        return url.update_query(self.params) if self.params else url
-
-
 class Client:
     """A client for the hosts of one engine; it connects on the first request.
 
     ``bases`` are like ``http://host:7700``; ``timeout`` includes the answer; messages never show ``secrets``.
+    A subclass for an engine overrides ``failed`` with what it knows of the engine's errors.
     """
 
     def __init__(
@@ -95,9 +86,9 @@ class Client:
     ) -> None:
         self.bases = tuple(bases)
         self.where = ",".join(map(_where, self.bases))
-        self._timeout = timeout
+        self.timeout = timeout
+        self.secrets = tuple(secret for secret in secrets if secret)
         self._headers = {"User-Agent": f"relaybox/{version('relaybox')}", **(headers or {})}
-        self._secrets = tuple(secret for secret in secrets if secret)
         self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -110,7 +101,7 @@ class Client:
         body: Any = None,
         *,
         content_type: str = JSON,
-        params: Mapping[str, str] | None = None,
+        params: Params = None,
         bases: Sequence[str] | None = None,
     ) -> Reply:
         """Return the answer, of any status; ``path`` starts with a slash and is percent-encoded.
@@ -120,12 +111,19 @@ class Client:
         """
         headers = self._headers if body is None else {**self._headers, "Content-Type": content_type}
         encoded = body if body is None or isinstance(body, bytes) else json.encode(body)
-        request = _Request(method, path, params, encoded, headers)
+        sent = {"method": method, "data": encoded, "headers": headers}
         *others, last = bases or (*self.bases[self._first :], *self.bases[: self._first])
         for base in others:
             with suppress(Unreachable):
-                return await self._from(base, request)
-        return await self._from(last, request)
+                return await self._from(base, {**sent, "url": _url(base, path, params)})
+        return await self._from(last, {**sent, "url": _url(last, path, params)})
+
+    async def json(self, method: str, path: str, body: Any = None, *, params: Params = None) -> Any:
+        """Return the decoded answer to a request. Raise the outcome of a status other than 2xx."""
+        reply = await self.request(method, path, body, params=params)
+        if not reply.ok:
+            raise self.failed(reply)
+        return reply.json()
 
     def failed(self, reply: Reply) -> Retry | Reject | Unavailable:
         """Return the outcome that a status other than 2xx means."""
@@ -134,7 +132,7 @@ class Client:
     def reason(self, reply: Reply) -> str:
         """Return ``host:port: 503 Service Unavailable: engine's message`` on one line, without secrets."""
         status = f"{reply.status} {phrase_of(reply.status)}".strip()
-        said = clean(_message(reply.body), self._secrets)
+        said = clean(_message(reply.body), self.secrets)
         text = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
         if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return f"{text}; see whether the destination's auth is a key that may do this"
@@ -142,48 +140,49 @@ class Client:
             return f"{text}; redirects are not followed, write the new address into the sink's URL"
         return text
 
+    def missing(self, index: str) -> Unavailable:
+        """Return the outcome of what needs an index that does not exist."""
+        return Unavailable(f"the index {index!r} does not exist on {self.where}")
+
     async def close(self) -> None:
         """Close the connections; the next request opens new ones."""
         session, self._session = self._session, None
         if session is not None:
             await session.close()
 
-    async def _from(self, base: str, request: _Request) -> Reply:
-        """Ask one host. The next request starts with it, or with the one after it if it is in trouble."""
+    async def _from(self, base: str, sent: Mapping[str, Any]) -> Reply:
+        """Ask one host; ``sent`` are arguments for aiohttp.
+
+        The next request starts with this host, or with the one after it if it is in trouble.
+        """
         at = self.bases.index(base)
         following = (at + 1) % len(self.bases)
         try:
-            reply = await self._ask(_where(base), request.url(base), request)
+            reply = await self._ask(_where(base), sent)
         except Unavailable:
             self._first = following
             raise
         self._first = following if reply.status in _IN_TROUBLE else at
         return reply
 
-    async def _ask(self, where: str, url: URL, request: _Request) -> Reply:
+    async def _ask(self, where: str, sent: Mapping[str, Any]) -> Reply:
         seen = SimpleNamespace(reused=False)
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 try:
-                    return await self._once(where, url, request, seen)
+                    return await self._once(where, sent, seen)
                 except (aiohttp.ServerDisconnectedError, ConnectionResetError, aiohttp.ClientOSError):
                     if not seen.reused:
                         raise
-                return await self._once(where, url, request, SimpleNamespace())
+                return await self._once(where, sent, SimpleNamespace())
         except (aiohttp.ClientError, OSError, ValueError, asyncio.CancelledError) as error:
             if isinstance(error, asyncio.CancelledError) and being_cancelled():
                 raise
             raise self._explained(error, where) from None
 
-    async def _once(self, where: str, url: URL, request: _Request, seen: SimpleNamespace) -> Reply:
-        async with self._opened().request(
-            request.method,
-            url,
-            data=request.body,
-            headers=request.headers,
-            allow_redirects=False,
-            trace_request_ctx=seen,
-        ) as response:
+    async def _once(self, where: str, sent: Mapping[str, Any], seen: SimpleNamespace) -> Reply:
+        asking = self._opened().request(**sent, allow_redirects=False, trace_request_ctx=seen)
+        async with asking as response:
             read = await _read(response, where)
             after = retry_after(response.headers.get("Retry-After"), time.time())
             return Reply(response.status, read, after, where)
@@ -206,12 +205,12 @@ class Client:
             case asyncio.CancelledError():
                 return Unavailable(f"the request to {where} was given up: the sink is closed")
             case TimeoutError():
-                return Unavailable(f"no answer from {where} within {self._timeout:g}s")
+                return no_answer(where, self.timeout)
             case aiohttp.ClientConnectorError():
                 return not_connected(error, where)
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
                 return Unavailable(f"{where} closed the connection before its answer was complete")
-        said = clean(str(error), self._secrets)
+        said = clean(str(error), self.secrets)
         return Unavailable(f"the request to {where} failed: {type(error).__name__}: {said}")
 
 
@@ -233,6 +232,11 @@ def _watching_reuse() -> aiohttp.TraceConfig:
     watching = aiohttp.TraceConfig()
     watching.on_connection_reuseconn.append(reused)
     return watching
+
+
+def _url(base: str, path: str, params: Params) -> URL:
+    url = URL(f"{base}{path}", encoded=True)
+    return url.update_query(params) if params else url
 
 
 def _where(base: str) -> str:

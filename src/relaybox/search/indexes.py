@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import NamedTuple
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Retry, Unavailable
@@ -33,14 +33,6 @@ class Spoilt(Retry):
     """A change that the build index refused; that index was dropped, so the next try can succeed."""
 
 
-class Seen(NamedTuple):
-    """Which of the two indexes exist, and when that was checked."""
-
-    at: float
-    live: bool
-    building: bool
-
-
 class Indexes:
     """The indexes of one destination."""
 
@@ -48,7 +40,8 @@ class Indexes:
         self._name = name
         self._engine = engine
         self._create = create
-        self._seen: dict[str, Seen] = {}
+        self._seen: dict[str, tuple[float, bool]] = {}
+        """When each live index was seen, and whether one was being built to replace it."""
 
     async def look(self, indexes: Collection[str]) -> dict[str, tuple[str, ...] | Answer]:
         """Return for each index the indexes to write, in this order, or the answer for its deliveries."""
@@ -97,29 +90,29 @@ class Indexes:
     async def _written(self, index: str) -> tuple[str, ...] | Answer:
         live = index.removesuffix(BUILDING)
         try:
-            seen = await self._look(live)
+            exists, is_built = await self._look(live)
             if index != live:
-                return (index,) if seen.building else ()
-            if not seen.live:
+                return (index,) if is_built else ()
+            if not exists:
                 await self._make(live)
         except Reject as error:
             return answer_of(error)
         except Exception as error:
             return _no_events_fault(error)
-        return (f"{live}{BUILDING}", live) if seen.building else (live,)
+        return (f"{live}{BUILDING}", live) if is_built else (live,)
 
-    async def _look(self, live: str) -> Seen:
-        now = time.monotonic()
-        seen = self._seen.get(live)
-        if seen is not None and seen.live and now - seen.at <= LOOK:
-            return seen
-        building = f"{live}{BUILDING}"
+    async def _look(self, live: str) -> tuple[bool, bool]:
+        """Return whether the index exists, and whether one is being built to replace it."""
+        now, building = time.monotonic(), f"{live}{BUILDING}"
+        at, is_built = self._seen.get(live, (-math.inf, False))
+        if now - at <= LOOK:
+            return True, is_built
         present = await self._engine.present([live, building])
-        seen = Seen(now, live in present, building in present)
-        if len(self._seen) >= _KEPT:
-            self._seen.clear()
-        self._seen[live] = seen
-        return seen
+        if live in present:
+            if len(self._seen) >= _KEPT:
+                self._seen.clear()
+            self._seen[live] = now, building in present
+        return live in present, building in present
 
     async def _make(self, index: str) -> None:
         if not self._create:

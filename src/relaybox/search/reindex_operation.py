@@ -7,7 +7,6 @@ import logging
 import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from uuid_utils.compat import uuid7
@@ -114,21 +113,18 @@ async def _bury(records: OutboxRecords, dead: Operation) -> None:
     await records.ledger.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
 
 
-@dataclass
 class BuildWatch:
     """Checks that a build's index exists and its events arrive, and reports what holds them up."""
 
-    building: Workspace
-    identity: str
-    patience: float
-    tell: Tell
-    backlog: int | None = None
-    """Pending deliveries of the destination that the backfill waits for."""
-
-    def __post_init__(self) -> None:
-        self._records = self.building.records
-        self._destination = self.building.destination.name
-        self._index = self.building.index
+    def __init__(self, building: Workspace, identity: str, patience: float, tell: Tell) -> None:
+        self.backlog: int | None = None
+        """Pending deliveries of the destination that the backfill waits for."""
+        self._building = building
+        self._records = building.records
+        self._index = building.index
+        self._identity = identity
+        self._patience = patience
+        self._tell = tell
         self._pending = 0
         self._began_at = self._moved_at = self._answered_at = time.monotonic()
         self._reported: str | None = None
@@ -149,7 +145,7 @@ class BuildWatch:
 
     async def pending(self) -> int:
         """Return how many events of the build have not arrived."""
-        pending = await self._records.undelivered.pending_for(self._destination, self._index)
+        pending = await self._records.undelivered.pending_for(self._building.destination.name, self._index)
         if pending != self._pending or not (pending or self.backlog):
             self._moved_at = time.monotonic()
         self._pending = pending
@@ -158,13 +154,13 @@ class BuildWatch:
     async def check_index(self, *, strict: bool = False) -> None:
         """Raise if the index is gone or was replaced. Wait for an unavailable engine, unless ``strict``."""
         try:
-            present = await self.building.engine.present([self._index])
+            present = await self._building.engine.present([self._index])
         except TROUBLE as error:
-            if strict or time.monotonic() - self._answered_at > self.patience:
+            if strict or time.monotonic() - self._answered_at > self._patience:
                 raise ReindexFailed(f"the search engine does not answer: {error}") from error
             return
         self._answered_at = time.monotonic()
-        if present.get(self._index) == self.identity:
+        if present.get(self._index) == self._identity:
             return
         # Even if a late write created another index of that name, ours was dropped.
         because = await self._dropped_because()
@@ -174,7 +170,9 @@ class BuildWatch:
 
     async def check_failed(self) -> None:
         """Raise if events of the build have failed."""
-        failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
+        failed = await self._records.undelivered.failed_for(
+            self._building.destination.name, self._index, NAMED
+        )
         if failed:
             texts = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
             raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {texts}")
@@ -182,7 +180,7 @@ class BuildWatch:
     async def _dropped_because(self) -> str:
         """Return why a relay dropped the index; the refused events have the reason a moment later."""
         beginning, give_up = given_up(self._index), time.monotonic() + EXPLAINED
-        filter = Filter(destination=self._destination, error=beginning)
+        filter = Filter(destination=self._building.destination.name, error=beginning)
         while time.monotonic() < give_up:
             page = await self._records.admin.events(filter, limit=REFUSALS)
             age = time.monotonic() - self._began_at
@@ -199,22 +197,22 @@ class BuildWatch:
             self._reported = None
             return
         reason = await self._held_up()
-        if silent > self.patience:
+        if silent > self._patience:
             if reason is None:
-                flows = await self._records.ledger.flows({self._destination: LATELY})
-                if flows[self._destination].settles:
+                flows = await self._records.ledger.flows({self._building.destination.name: LATELY})
+                if flows[self._building.destination.name].settles:
                     # Events that were emitted before the build's are still ahead.
                     self._moved_at = time.monotonic()
                     return
                 reason = "a relay is alive, but nothing is delivered"
             raise ReindexFailed(f"no event of the build has arrived for {silent:.0f} s: {reason}")
         if reason is not None and reason != self._reported:
-            self.tell(f"waiting for {self._pending + (self.backlog or 0):,} events: {reason}")
+            self._tell(f"waiting for {self._pending + (self.backlog or 0):,} events: {reason}")
             self._reported = reason
 
     async def _held_up(self) -> str | None:
         """Return why nothing arrives, if known. Raise if that cannot change by itself."""
-        ledger, name = self._records.ledger, self._destination
+        ledger, name = self._records.ledger, self._building.destination.name
         if not any(map(is_alive, await ledger.relays())):
             return f"no relay runs: start one with {command('relay')}"
         place = (await ledger.places()).get(name)
@@ -222,7 +220,7 @@ class BuildWatch:
             return f"{name} is paused: {command(f'resume {name}')}"
         if place is not None and place.circuit != "closed":
             return f"the circuit of {name} is open: {place.circuit_reason or 'no reason given'}"
-        block = self.building.destination.on_failed == "block"
+        block = self._building.destination.on_failed == "block"
         for row in await self._records.undelivered.waiting_for(name, self._index, NAMED):
             found = await ledger.find(row.id, exact=True)
             for key in [entry.ordering_key for entry in found if entry.ordering_key is not None]:
@@ -233,32 +231,34 @@ class BuildWatch:
         return None
 
 
-@dataclass(frozen=True, slots=True)
 class Leftovers:
     """What an interrupted build leaves behind: its index, and events for it."""
 
-    records: OutboxRecords
-    destination: Destination
-    engine: Engine
-    index: str
-    tell: Tell
+    def __init__(
+        self, records: OutboxRecords, destination: Destination, engine: Engine, index: str, tell: Tell
+    ) -> None:
+        self._records = records
+        self._destination = destination
+        self._engine = engine
+        self._index = index
+        self._tell = tell
 
     async def look(self) -> None:
         """Report what would be removed."""
-        if self.index in await self.engine.present([self.index]):
-            self.tell(f"would drop {self.index}")
-        rows = await self.records.undelivered.open_for(self.destination.name, self.index, DISCARDED + 1)
+        if self._index in await self._engine.present([self._index]):
+            self._tell(f"would drop {self._index}")
+        rows = await self._records.undelivered.open_for(self._destination.name, self._index, DISCARDED + 1)
         if rows:
             many = f"{len(rows):,}" if len(rows) <= DISCARDED else f"more than {DISCARDED:,}"
-            self.tell(f"would discard {many} events for {self.index}")
+            self._tell(f"would discard {many} events for {self._index}")
 
     async def clear(self) -> None:
         """Remove everything. A relay that has seen the index may still write to it and so recreate it."""
-        left = self.index in await self.engine.present([self.index])
+        left = self._index in await self._engine.present([self._index])
         if left:
-            self.tell(f"dropping {self.index}, which was left behind")
+            self._tell(f"dropping {self._index}, which was left behind")
         # An index that ``present`` hides from relays may still exist.
-        await self.engine.drop(self.index)
+        await self._engine.drop(self._index)
         if await self.discard() or left:
             await self.sweep()
 
@@ -266,23 +266,23 @@ class Leftovers:
         """Wait until no relay writes to the dropped index, then drop what such writes created."""
         dropped_at = time.monotonic()
         await asyncio.sleep(2 * LOOK)
-        give_up = dropped_at + 2 * LOOK + self.destination.timeout
+        give_up = dropped_at + 2 * LOOK + self._destination.timeout
         while time.monotonic() < give_up:
             ago = time.monotonic() - dropped_at - LOOK
-            if not await self.records.undelivered.sent_before(self.destination.name, ago):
+            if not await self._records.undelivered.sent_before(self._destination.name, ago):
                 break
             await asyncio.sleep(POLL)
-        await self.engine.drop(self.index)
+        await self._engine.drop(self._index)
 
     async def discard(self) -> int:
         """Discard the events of a build, waiting for those that are being sent; return their number."""
-        name, discarded = self.destination.name, 0
-        give_up = time.monotonic() + SENDING + self.destination.timeout
-        while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):
-            done = await self.records.admin.discard(Named([row.id for row in rows], exact=True))
+        name, discarded = self._destination.name, 0
+        give_up = time.monotonic() + SENDING + self._destination.timeout
+        while rows := await self._records.undelivered.open_for(name, self._index, DISCARDED):
+            done = await self._records.admin.discard(Named([row.id for row in rows], exact=True))
             discarded += done.affected
             if not done.affected:
                 if time.monotonic() > give_up:
-                    raise ReindexFailed(f"events of an earlier build of {self.index!r} are still being sent")
+                    raise ReindexFailed(f"events of an earlier build of {self._index!r} are still being sent")
                 await asyncio.sleep(POLL)
         return discarded

@@ -22,7 +22,7 @@ class Progress(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class RefusedDocument:
     """A document that cannot become an event, or that the destination would refuse."""
 
     id: str
@@ -46,7 +46,7 @@ class Backfilled:
     resumed_from: Any = None
     stopped: bool = False
     operation: UUID | None = None
-    refused: tuple[Refused, ...] = ()
+    refused: tuple[RefusedDocument, ...] = ()
     refusals: int = 0
     example: Call | None = None
     by_id: bool = True

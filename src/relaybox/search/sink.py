@@ -12,14 +12,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from msgspec import DecodeError, Struct, json
-
 from relaybox.core.event import TEST_TYPE, Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.search.change import BUILDING, INDEX_HEADER, Changes, index_of, search_address
 from relaybox.search.engine import Change, Engine, open_engine
 from relaybox.search.indexes import Indexes, Spoilt, is_last
+from relaybox.sinks.broker import header_reader
 from relaybox.sinks.sink import (
     DELIVERED,
     REGARDLESS,
@@ -27,11 +26,10 @@ from relaybox.sinks.sink import (
     Answer,
     Places,
     Progress,
-    Workers,
     answer_of,
     being_cancelled,
     describe,
-    run_workers,
+    run_batches,
 )
 
 REQUESTS = 4
@@ -81,27 +79,20 @@ class SearchSink:
                     ready.append(unit)
             return batch
 
-        async def work(workers: Workers) -> None:
-            async with self._requests:
-                while batch := take():
-                    if ready:
-                        workers.add()
-                    target = batch[0].target
-                    if target is None:
-                        for unit in batch:
-                            await self._unwritten(unit, deliveries)
-                    else:
-                        await self._write(batch, deliveries, written[target.index])
-                    for unit in batch:
-                        for at, answer in unit.answers():
-                            answers[at] = answer
-                            progress.report(deliveries[at], answer)
-                        ready.extend(_next(unit))
-                    if self._requests.crowded and ready:
-                        workers.add()
-                        return
+        async def write(batch: list[Unit]) -> None:
+            target = batch[0].target
+            if target is None:
+                for unit in batch:
+                    await self._unwritten(unit, deliveries)
+            else:
+                await self._write(batch, deliveries, written[target.index])
+            for unit in batch:
+                for at, answer in unit.answers():
+                    answers[at] = answer
+                    progress.report(deliveries[at], answer)
+                ready.extend(_next(unit))
 
-        await run_workers(work)
+        await run_batches(self._requests, ready, take, write)
         return answers
 
     async def check(self) -> None:
@@ -229,21 +220,7 @@ def _next(unit: Unit) -> list[Unit]:
     return [follower for follower in unit.followers if not follower.waits_for]
 
 
-class _Named(Struct, gc=False, rename={"index": INDEX_HEADER}):
-    index: str | None = None
-
-
-_decode = json.Decoder(_Named).decode
-_QUOTED = f'"{INDEX_HEADER}"'
-
-
-def _named_index(delivery: Delivery) -> str | None:
-    if _QUOTED not in delivery.headers:
-        return None
-    try:
-        return _decode(delivery.headers).index
-    except DecodeError:
-        return None
+_named_index = header_reader(INDEX_HEADER)
 
 
 @dataclass(frozen=True, slots=True)

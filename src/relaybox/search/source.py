@@ -24,6 +24,7 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
+from relaybox.search.engine import pages
 
 KINDS = "a select, a QuerySet, an iterable, a function that returns one of these, or a Source of it"
 
@@ -206,8 +207,7 @@ def find_items(
             value = convert(id_)
             if not isinstance(value, int) or -(2**63) <= value < 2**63:
                 wanted.append(value)
-    parts = (wanted[start : start + AT_ONCE] for start in range(0, len(wanted), AT_ONCE))
-    return [item for part in parts for item in read(part) if item.id in asked]
+    return [item for page in pages(wanted, AT_ONCE) for item in read(page) if item.id in asked]
 
 
 def name_of(source: Source, rows: Rows) -> str:

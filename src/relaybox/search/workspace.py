@@ -18,7 +18,7 @@ from relaybox.operate.admin import Admin
 from relaybox.search.change import LIMITS, Changes, check_target, index_of, search_address
 from relaybox.search.engine import Engine, open_engine
 from relaybox.search.iterable_rows import open_iterable
-from relaybox.search.results import Refused
+from relaybox.search.results import RefusedDocument
 from relaybox.search.select_rows import open_select
 from relaybox.search.source import Rows, Source, as_source, kind_of, resolve
 from relaybox.stores.open import open_store
@@ -35,7 +35,7 @@ OF_THE_SOURCE = {"aggregate_type", "destination"}
 """Fields of an index name that are the same for all documents of a source."""
 
 Encoded: TypeAlias = tuple[str | None, bytes | None, str | None]
-Wanted: TypeAlias = Mapping[str, Any] | Refused | None
+Wanted: TypeAlias = Mapping[str, Any] | RefusedDocument | None
 """The document that belongs in the index, why the destination would not write it, or None."""
 
 
@@ -132,7 +132,7 @@ async def wanted(
         event = _event(rows, destination, id_, encode_payload(payload, LIMITS))
         change = await changes.change_of(event)
     except (Reject, Retry, PayloadError) as error:
-        return Refused(id_, str(error), at_destination=True)
+        return RefusedDocument(id_, str(error), at_destination=True)
     return None if change is None else change.document
 
 

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 import ssl
 from collections.abc import Callable, Mapping
 from string import Formatter
 from typing import Any, Literal, NamedTuple, TypeAlias
 from urllib.parse import parse_qsl, unquote
 
-from msgspec import DecodeError, Struct, json, to_builtins
+from msgspec import DecodeError, defstruct, json, to_builtins
 
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
-from relaybox.core.outcome import Reject
+from relaybox.core.outcome import Reject, Unreachable
 from relaybox.core.settings import Destination, Secret
 from relaybox.core.values import Parse, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
@@ -55,7 +56,12 @@ class Address(NamedTuple):
 
 
 def parse_address(
-    destination: Destination, port: int, options: Mapping[str, Parse[Any]], *, host_optional: bool = False
+    destination: Destination,
+    port: int,
+    options: Mapping[str, Parse[Any]],
+    *,
+    host_optional: bool = False,
+    one_host: bool = False,
 ) -> Address:
     """Parse a sink's URL and options, with ``auth`` as the missing password; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
@@ -73,13 +79,16 @@ def parse_address(
     if destination.auth is not None and colon:
         raise ConfigError(f"{setting} holds a password, and auth is set too; keep one of them")
     hosts = [] if host_optional and not places else places.split(",")
-    return Address(
+    address = Address(
         tuple(_host(place, port, setting, destination) for place in hosts),
         unquote(user) or None,
         unquote(password) if colon else reveal(destination, "auth"),
         unquote(match[2].removeprefix("/")),
         _options(destination, _given(destination, match[3] or "", setting), options),
     )
+    if one_host and len(hosts) > 1:
+        raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} names more than one host; keep one")
+    return address
 
 
 def _given(destination: Destination, query: str, setting: str) -> dict[str, Any]:
@@ -208,20 +217,26 @@ class Template:
         return name.lower() if self._lower else name
 
 
-class _Tenant(Struct, gc=False):
-    tenant: str | None = None
+def header_reader(name: str) -> KeyOf:
+    """Return a function of a delivery that returns this header of the event, and decodes no other."""
+    header = defstruct("Header", [("text", str | None, None)], rename={"text": name}, gc=False)
+    decode: Callable[[str], Any] = json.Decoder(header).decode
+    quoted = f'"{name}"'
+
+    def read(delivery: Delivery) -> str | None:
+        if quoted not in delivery.headers:
+            return None
+        try:
+            text: str | None = decode(delivery.headers).text
+        except DecodeError:
+            return None
+        return text
+
+    return read
 
 
-_decode_tenant = json.Decoder(_Tenant).decode
+tenant_of = header_reader("tenant")
 _decode_headers = json.Decoder(dict[str, Any]).decode
-
-
-def tenant_of(delivery: Delivery) -> str | None:
-    """Return the tenant that the event was emitted with."""
-    try:
-        return _decode_tenant(delivery.headers).tenant
-    except DecodeError:
-        return None
 
 
 def key_of(destination: Destination) -> KeyOf:
@@ -245,27 +260,21 @@ def key_of(destination: Destination) -> KeyOf:
 _COPIES = ("relaybox-replay", "relaybox-dead-letter-from")
 
 
-class Message(NamedTuple):
-    """The parts of a delivery that every broker is sent."""
-
-    body: bytes
-    content_type: str
-    headers: dict[str, str]
-
-    def deduplicated_by(self, delivery: Delivery) -> str:
-        """Return the event's id; a replay or dead letter has an id of its own, so that it is not dropped."""
-        return str(delivery.id) if any(mark in self.headers for mark in _COPIES) else self.headers["event-id"]
+def deduplicated_by(message: Envelope, delivery: Delivery) -> str:
+    """Return the event's id; a replay or dead letter has an id of its own, so that it is not dropped."""
+    copied = any(mark in message.headers for mark in _COPIES)
+    return str(delivery.id) if copied else message.headers["event-id"]
 
 
 class Messages:
-    """Makes messages in a destination's format."""
+    """Makes messages for a broker in a destination's format."""
 
     def __init__(self, destination: Destination) -> None:
         self._pack: Pack = packer(destination.format)
 
-    def __call__(self, delivery: Delivery) -> Message:
+    def __call__(self, delivery: Delivery) -> Envelope:
         """Return the body and the headers; our headers replace the event's own of the same name."""
-        envelope: Envelope = self._pack(delivery)
+        envelope = self._pack(delivery)
         ours = {
             # The same text as str(), in a third of the time.
             "event-id": to_builtins(delivery.event_id),
@@ -275,7 +284,7 @@ class Messages:
         }
         if delivery.headers != "{}":
             ours = {**_own(delivery), **envelope.headers, **ours}
-        return Message(envelope.body, envelope.content_type, ours)
+        return Envelope(envelope.body, envelope.content_type, ours)
 
 
 def _own(delivery: Delivery) -> dict[str, str]:
@@ -291,6 +300,16 @@ def _own(delivery: Delivery) -> dict[str, str]:
         for name, value in headers.items()
         if not name.startswith("relaybox-")
     }
+
+
+def unreachable(error: Exception, where: str, reason: str) -> Unreachable:
+    """Return why no connection to ``where`` could be opened."""
+    match error:
+        case ssl.SSLError():
+            return Unreachable(f"TLS with {where} failed: {reason}")
+        case socket.gaierror():
+            return Unreachable(f"DNS knows no address of {where}: {reason}")
+    return Unreachable(f"cannot connect to {where}: {reason}")
 
 
 def explain(error: BaseException, address: Address) -> str:

@@ -5,9 +5,16 @@ from __future__ import annotations
 import asyncio
 from types import TracebackType
 
+from relaybox.core.outcome import Unavailable
+
 TURNS = 3
 """Turns of the event loop before a block expires, so that an answer that is already here is taken. On a busy
 machine the time may be over before the loop reads the answer; uvloop even runs timers first."""
+
+
+def no_answer(where: str, seconds: float) -> Unavailable:
+    """Return the answer to what was sent to ``where`` and not answered in this time."""
+    return Unavailable(f"no answer from {where} within {seconds:g}s")
 
 
 class Deadline:

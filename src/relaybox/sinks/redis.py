@@ -30,7 +30,7 @@ from relaybox.sinks.broker import (
     text,
     tls_context,
 )
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, being_cancelled, try_each
 
 PORT = 6379
@@ -68,7 +68,7 @@ class RedisSink(InBatches):
         super().__init__(min(destination.concurrency, CONNECTIONS), BATCH)
         encrypted = destination.scheme == "rediss"
         known = {**OPTIONS, **(TLS_OPTIONS if encrypted else {})}
-        self._address = parse_address(destination, PORT, known)
+        self._address = parse_address(destination, PORT, known, one_host=True)
         options = self._address.options
         self._open = _opener(self._address, destination, encrypted=encrypted)
         self._where = self._address.where
@@ -208,7 +208,7 @@ class RedisSink(InBatches):
             case Unavailable():
                 return error
             case TimeoutError():
-                return Unavailable(f"no answer from {self._where} within {self._timeout:g}s")
+                return no_answer(self._where, self._timeout)
             case exceptions.AuthenticationError() | exceptions.AuthorizationError():
                 return Unavailable(f"{self._where} refuses the credentials: {reason}")
             case exceptions.ConnectionError() if "max number of clients" in reason:
@@ -259,10 +259,8 @@ async def _largest_value(connection: Connection) -> int:
 
 
 def _opener(address: Address, destination: Destination, *, encrypted: bool) -> Callable[[], Connection]:
-    setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
-    if len(address.hosts) > 1:
-        raise ConfigError(f"{setting} names more than one host; keep one")
     if address.path and not re.fullmatch(r"[0-9]{1,9}", address.path, re.ASCII):
+        setting = f"destination {destination.name!r}: sink = {mask_url(destination.sink)!r}"
         raise ConfigError(f"{setting}: the path is the database's number, as in redis://host:6379/0")
     [(host, port)] = address.hosts
     settings: dict[str, Any] = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from relaybox.core.event import Delivery
@@ -97,6 +97,24 @@ async def run_workers(work: Callable[[Workers], Coroutine[Any, Any, None]]) -> N
     """Run the function, and wait until it and all workers that it added have returned."""
     async with asyncio.TaskGroup() as tasks:
         Workers(tasks, work).add()
+
+
+async def run_batches(
+    places: Places, ready: Sized, take: Callable[[], list[T]], send: Callable[[list[T]], Awaitable[None]]
+) -> None:
+    """Take batches of what is ready and send them, as many at once as there are places."""
+
+    async def work(workers: Workers) -> None:
+        async with places:
+            while batch := take():
+                if ready:
+                    workers.add()
+                await send(batch)
+                if places.crowded and ready:
+                    workers.add()
+                    return
+
+    await run_workers(work)
 
 
 class Limited:
@@ -194,25 +212,18 @@ class InBatches(Limited):
                     batch.append(at)
             return batch
 
-        async def work(workers: Workers) -> None:
-            async with self._places:
-                while batch := take():
-                    if ready:
-                        workers.add()
-                    try:
-                        answered = await self.deliver([deliveries[at] for at in batch])
-                    except BaseException as error:
-                        answered = [_answer(error, sender)] * len(batch)
-                    for at, answer in zip(batch, answered, strict=True):
-                        answers[at] = answer
-                        progress.report(deliveries[at], answer)
-                        if isinstance(answer, Delivered) and at in following:
-                            ready.append(following[at])
-                    if self._places.crowded and ready:
-                        workers.add()
-                        return
+        async def deliver(batch: list[int]) -> None:
+            try:
+                answered = await self.deliver([deliveries[at] for at in batch])
+            except BaseException as error:
+                answered = [_answer(error, sender)] * len(batch)
+            for at, answer in zip(batch, answered, strict=True):
+                answers[at] = answer
+                progress.report(deliveries[at], answer)
+                if isinstance(answer, Delivered) and at in following:
+                    ready.append(following[at])
 
-        await run_workers(work)
+        await run_batches(self._places, ready, take, deliver)
         return answers
 
 

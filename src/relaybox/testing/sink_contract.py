@@ -47,11 +47,8 @@ class SinkHarness(Protocol):
         """Return the ids of the events that arrived, in order of arrival, with any answer."""
 
 
-class SinkContract:
-    """Each test is a sentence of the contract in ``relaybox.sinks.sink``."""
-
-    waits = True
-    """True if the destination can keep a delivery waiting."""
+class AnswersContract:
+    """Tests of the answers to a send."""
 
     async def test_what_the_destination_acknowledges_is_delivered(self, harness: SinkHarness) -> None:
         [delivery] = deliveries(1)
@@ -90,6 +87,33 @@ class SinkContract:
         for answer in await harness.sink.send(batch):
             assert isinstance(answer, Retry | Reject | Unavailable)
             assert answer.reason
+
+    async def test_a_destination_that_breaks_off_is_an_answer_and_no_error(
+        self, harness: SinkHarness
+    ) -> None:
+        batch = deliveries(3)
+        harness.trouble(batch[1].event_id, "crash")
+        answers = await harness.sink.send(batch)
+        assert [isinstance(answer, Retry | Unavailable) for answer in answers] == [False, True, False]
+
+    async def test_a_payload_of_a_newer_version_is_tried_again_later(self, harness: SinkHarness) -> None:
+        batch = deliveries(2)
+        batch[0] = msgspec.structs.replace(batch[0], payload_encoding="of-tomorrow", payload_data=b"x")
+        assert [type_of(answer) for answer in await harness.sink.send(batch)] == [Retry, Delivered]
+
+    async def test_every_try_carries_the_same_event_id(self, harness: SinkHarness) -> None:
+        [delivery] = deliveries(1)
+        harness.trouble(delivery.event_id, "retry")
+        for attempt in (1, 2, 3):
+            again = msgspec.structs.replace(delivery, attempts=attempt, lease_token=uuid4())
+            assert [type_of(answer) for answer in await harness.sink.send([again])] == [Retry]
+        assert harness.received() == [delivery.event_id] * 3
+
+
+class OrderOfKeysContract:
+    """Tests of which deliveries wait for others, and which do not."""
+
+    waits: bool
 
     async def test_the_events_of_a_key_arrive_in_order(self, harness: SinkHarness) -> None:
         batch = [
@@ -132,26 +156,11 @@ class SinkContract:
         for answers in await asyncio.gather(harness.sink.send(first), harness.sink.send(second)):
             assert answers == [Delivered()] * 2
 
-    async def test_a_destination_that_breaks_off_is_an_answer_and_no_error(
-        self, harness: SinkHarness
-    ) -> None:
-        batch = deliveries(3)
-        harness.trouble(batch[1].event_id, "crash")
-        answers = await harness.sink.send(batch)
-        assert [isinstance(answer, Retry | Unavailable) for answer in answers] == [False, True, False]
 
-    async def test_a_payload_of_a_newer_version_is_tried_again_later(self, harness: SinkHarness) -> None:
-        batch = deliveries(2)
-        batch[0] = msgspec.structs.replace(batch[0], payload_encoding="of-tomorrow", payload_data=b"x")
-        assert [type_of(answer) for answer in await harness.sink.send(batch)] == [Retry, Delivered]
+class ClosingContract:
+    """Tests of a send that is cancelled, and of the end of a sink."""
 
-    async def test_every_try_carries_the_same_event_id(self, harness: SinkHarness) -> None:
-        [delivery] = deliveries(1)
-        harness.trouble(delivery.event_id, "retry")
-        for attempt in (1, 2, 3):
-            again = msgspec.structs.replace(delivery, attempts=attempt, lease_token=uuid4())
-            assert [type_of(answer) for answer in await harness.sink.send([again])] == [Retry]
-        assert harness.received() == [delivery.event_id] * 3
+    waits: bool
 
     async def test_a_send_that_is_cancelled_ends(self, harness: SinkHarness) -> None:
         if not self.waits:
@@ -171,6 +180,13 @@ class SinkContract:
 
     async def test_it_can_be_closed_unused(self, harness: SinkHarness) -> None:
         await harness.sink.close()
+
+
+class SinkContract(AnswersContract, OrderOfKeysContract, ClosingContract):
+    """Each test is a sentence of the contract in ``relaybox.sinks.sink``."""
+
+    waits = True
+    """True if the destination can keep a delivery waiting."""
 
 
 _positions = itertools.count(1)

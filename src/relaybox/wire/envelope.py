@@ -236,14 +236,6 @@ class Received(NamedTuple):
     attempt: int = 1
 
 
-class _Content(NamedTuple):
-    payload: Any
-    type: Any = ""
-    aggregate_type: Any = ""
-    aggregate_id: Any = ""
-    timestamp: Any = None
-
-
 def media_type(content_type: str) -> str:
     """Return the content type without its parameters."""
     return content_type.partition(";")[0].strip().lower()
@@ -257,26 +249,27 @@ def unpack(message: Received) -> Event:
         event_id = UUID(message.message_id)
     except ValueError:
         raise Malformed("the message's id is not a UUID") from None
-    content = _content(message, event_id)
-    headers = message.headers
+    payload, fields = _content(message, event_id)
+    headers, timestamp = message.headers, fields.get("timestamp")
     return Event(
         event_id,
-        headers.get("event-type") or _text(content.type, "type"),
-        headers.get("aggregate-type") or _text(content.aggregate_type, "aggregate_type"),
-        headers.get("aggregate-id") or _text(content.aggregate_id, "aggregate_id"),
-        content.payload,
+        headers.get("event-type") or _text(fields, "type"),
+        headers.get("aggregate-type") or _text(fields, "aggregate_type"),
+        headers.get("aggregate-id") or _text(fields, "aggregate_id"),
+        payload,
         {name: value for name, value in headers.items() if name not in _OURS},
         message.attempt,
-        message.sent_at if content.timestamp is None else _moment(content.timestamp),
+        message.sent_at if timestamp is None else _moment(timestamp),
     )
 
 
-def _content(message: Received, event_id: UUID) -> _Content:
+def _content(message: Received, event_id: UUID) -> tuple[Any, Mapping[str, Any]]:
+    """Return the payload, and the fields of the body that are about the event."""
     kind = media_type(message.content_type)
     if kind not in CONTENT_TYPES:
         raise Malformed(f"the content type is not one of {', '.join(CONTENT_TYPES)}")
     if kind == BYTES:
-        return _Content(message.body)
+        return message.body, {}
     try:
         body = json.decode(message.body)
     except (DecodeError, UnicodeDecodeError, RecursionError):
@@ -284,24 +277,27 @@ def _content(message: Received, event_id: UUID) -> _Content:
     if kind == CLOUDEVENTS:
         return _cloudevent(body, event_id)
     if not isinstance(body, dict) or not body.keys() >= _FLAT_FIELDS or body["id"] != str(event_id):
-        return _Content(body)
-    about = body["aggregate_id"], body["timestamp"]
+        return body, {}
     if body.keys() in ({*_JSON_FIELDS, "data"}, {*_JSON_FIELDS, "data_base64"}):
-        return _Content(_payload_of(body), body["type"], body["aggregate_type"], *about)
-    own = body.keys() - _FLAT_FIELDS
+        return _payload_of(body), body
+    own, about = body.keys() - _FLAT_FIELDS, {name: body[name] for name in _FLAT_FIELDS}
     # A payload that is an object has its fields at this level; any other payload is under ``data``.
     if own in ({"data"}, {"data_base64"}) and not isinstance(body.get("data"), dict):
-        return _Content(_payload_of(body), body["type"], "", *about)
-    return _Content({name: value for name, value in body.items() if name in own}, body["type"], "", *about)
+        return _payload_of(body), about
+    return {name: value for name, value in body.items() if name in own}, about
 
 
-def _cloudevent(body: Any, event_id: UUID) -> _Content:
+def _cloudevent(body: Any, event_id: UUID) -> tuple[Any, Mapping[str, Any]]:
     if not isinstance(body, dict) or body.get("specversion") != "1.0":
         raise Malformed("the body is not a CloudEvent of version 1.0")
     if body.get("id") != str(event_id):
         raise Malformed("the CloudEvent's id is not that of the message")
-    kind, key = body.get("aggregatetype", ""), body.get("subject", "")
-    return _Content(_payload_of(body), body.get("type"), kind, key, body.get("time"))
+    return _payload_of(body), {
+        "type": body.get("type"),
+        "aggregate_type": body.get("aggregatetype", ""),
+        "aggregate_id": body.get("subject", ""),
+        "timestamp": body.get("time"),
+    }
 
 
 def _payload_of(body: dict[str, Any]) -> Any:
@@ -313,9 +309,10 @@ def _payload_of(body: dict[str, Any]) -> Any:
         raise Malformed("data_base64 is not base64") from None
 
 
-def _text(value: Any, field: str) -> str:
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    value = fields.get(name, "")
     if not isinstance(value, str):
-        raise Malformed(f"{field} is not a string")
+        raise Malformed(f"{name} is not a string")
     return value
 
 

@@ -96,7 +96,7 @@ class KafkaConsumer(Loop):
         if self._dead_letter is not None:
             then = "given to dead_letter"
             try:
-                await self._ask(self._dead_letter, message, verdict.reason)
+                await self._calls.ask(self._dead_letter, message, verdict.reason)
             except Exception as error:
                 return Crashed(f"dead_letter failed with {describe(error)}")
         self._report(received.message_id, verdict, then)

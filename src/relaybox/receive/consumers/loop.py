@@ -3,32 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import math
-import os
 import random
 import signal
-import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from typing import Any
-from uuid import UUID
 
 from relaybox.core.event import Event
 from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, duration_from, mask_url, parse_secret
 from relaybox.receive.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict, cancelled, log
-from relaybox.sinks.sink import Places, describe
-from relaybox.sinks.threads import Threads
+from relaybox.receive.consumers.calls import LimitedCalls
+from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import Malformed, Received, unpack
 
 BACKOFF = Backoff(base=1, cap=60)
 TIMEOUT = 30.0
 """Seconds that a handler has by default."""
-AT_ONCE = min(32, (os.cpu_count() or 1) + 4)
-"""How many synchronous handlers run at once: as many as asyncio has threads."""
 PATIENCE = 30.0
 """Seconds that handlers have to finish when the loop stops; then their messages are delivered again."""
 
@@ -49,17 +43,11 @@ class Loop(Consumer):
         backoff: Backoff | Mapping[str, Any],
     ) -> None:
         super().__init__(inbox=inbox, transaction=transaction, consumer=consumer)
-        self._timeout = duration_from(0.001)(timeout, "timeout")
-        self._late = Later(f"the handler took longer than {self._timeout:g}s")
+        self._calls = LimitedCalls(consumer, duration_from(0.001)(timeout, "timeout"))
         self._backoff = backoff if isinstance(backoff, Backoff) else Backoff.from_mapping(backoff)
         self._stopping = asyncio.Event()
         self._failures = 0
         """The number of failed connections in a row; subclasses reset it."""
-        self._threads = Threads(consumer)
-        self._places = Places(AT_ONCE)
-        self._left: dict[UUID, threading.Event] = {}
-        """The events of abandoned handlers, and a flag that is set when the handler returns."""
-        self._full = False
 
     async def run(self) -> None:
         """Consume until ``stop()``; if the broker fails, connect again."""
@@ -74,7 +62,7 @@ class Loop(Consumer):
                     if not self._stopping.is_set():
                         await self._wait_after(error)
         finally:
-            self._threads.close()
+            self._calls.close()
             # The next run may be in another event loop.
             self._stopping = asyncio.Event()
 
@@ -110,58 +98,13 @@ class Loop(Consumer):
 
     async def _in_loop(self, event: Event) -> Verdict:
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self._calls.timeout):
                 return await super()._in_loop(event)
         except TimeoutError:
-            return self._late
+            return self._calls.late
 
     async def _in_thread(self, event: Event) -> Verdict:
-        left = self._left.get(event.id)
-        if left is not None and not left.is_set():
-            # Another call would use one more thread and connection only to wait for the first one's mark.
-            return Later("its handler was called before, and has not returned yet")
-        over = threading.Event()
-
-        def handle() -> Verdict:
-            try:
-                return self.handle(event)
-            finally:
-                over.set()
-
-        async with self._places:
-            if (hanging := self._hanging()) >= AT_ONCE:
-                return Later(f"{hanging} handlers hang, and no other is called before one of them is over")
-            try:
-                return await self._in_time(handle)  # type: ignore[no-any-return]
-            except TimeoutError:
-                self._left[event.id] = over
-                return self._late
-
-    def _hanging(self) -> int:
-        """Return the number of abandoned handlers; each holds a thread, and maybe a transaction."""
-        self._left = {one: over for one, over in self._left.items() if not over.is_set()}
-        count = len(self._left)
-        if count >= AT_ONCE and not self._full:
-            then = "none is called before one of them is over"
-            log.error("%s: %d handlers hang; %s", self._consumer, count, then)
-        self._full = count >= AT_ONCE
-        return count
-
-    async def _in_time(self, function: Callable[..., Any], *given: Any) -> Any:
-        """Run a synchronous function in a thread, and abandon the thread if it takes too long."""
-        async with asyncio.timeout(self._timeout):
-            return await self._threads.call(function, *given)
-
-    async def _ask(self, function: Callable[..., Any], *given: Any) -> None:
-        """Call another function of the application, with the time limit of a handler."""
-        if inspect.iscoroutinefunction(function):
-            result = function(*given)
-        else:
-            async with self._places:
-                result = await self._in_time(function, *given)
-        if inspect.isawaitable(result):
-            async with asyncio.timeout(self._timeout):
-                await result
+        return await self._calls.judge(event.id, lambda: self.handle(event))
 
     async def _guard(self, work: Awaitable[Verdict]) -> Verdict:
         """Return the verdict, or ``Crashed`` for any exception; raise only if the caller was cancelled."""

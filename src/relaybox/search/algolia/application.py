@@ -6,13 +6,18 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ssl import SSLContext
 from typing import Any, NamedTuple
 
+from msgspec import json
+
+from relaybox.core.outcome import Reject
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, mask_url, wrong
 from relaybox.errors import ConfigError
 from relaybox.search.change import SEARCH_OPTIONS
+from relaybox.search.engine import Change
 from relaybox.sinks.broker import TLS_OPTIONS, flag, parse_address, text, tls_context
 
 _HOSTS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[^\s:/?#@,\[\]]+):[0-9]{1,5}", re.ASCII)
@@ -29,6 +34,34 @@ class Application(NamedTuple):
     ssl: SSLContext | None
     id_field: str
     version_field: str | None
+
+    def action_of(self, change: Change) -> bytes:
+        """Return the action for a batch. Raise ``Reject`` if Algolia cannot store the document."""
+        if not change.id:
+            raise Reject("the aggregate's id is empty, and an objectID must not be")
+        if change.document is None:
+            return json.encode({"action": "deleteObject", "body": {"objectID": change.id}})
+        document, version = change.document, self.version_field
+        if "objectID" in document and self.id_field != "objectID":
+            fix = "leave it out, or set id_field = objectID"
+            raise Reject(f"the document has an attribute objectID, which is Algolia's own; {fix}")
+        if version is None:
+            return json.encode({"action": "updateObject", "body": {**document, "objectID": change.id}})
+        if version in document:
+            raise Reject(
+                f"the document has the attribute {version!r}, which is the version_field; rename one"
+            )
+        for name, value in document.items():
+            if isinstance(value, Mapping) and "_operation" in value:
+                raise Reject(f"the attribute {name!r} has a key _operation, which would be done, not kept")
+        guard = {"_operation": "IncrementSet", "value": change.version}
+        body = {**document, "objectID": change.id, version: guard}
+        return json.encode({"action": "partialUpdateObject", "body": body})
+
+    def document_of(self, record: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a record without the attributes that Relaybox added."""
+        added = {self.version_field, "objectID"} - {self.id_field}
+        return {name: value for name, value in record.items() if name not in added}
 
 
 def _hosts(value: str, setting: str) -> tuple[str, ...]:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import asyncio
 from datetime import datetime
 from http import HTTPStatus
+from typing import Any
 
 from msgspec import Struct
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
+from relaybox.search.engine import pages
 from relaybox.search.http import Client, Reply
+from relaybox.sinks.http.status import classify
 from relaybox.sinks.sink import clean
 
 SHORTEST_PAUSE, LONGEST_PAUSE = 0.004, 0.1
@@ -66,10 +69,6 @@ class _Listed(Struct):
     results: list[Task]
 
 
-class _Enqueued(Struct, rename="camel"):
-    task_uid: int
-
-
 def error_of(reply: Reply) -> Error:
     """Return the error of an answer, or an empty one if something else answered."""
     return reply.read(Error) or Error()
@@ -77,19 +76,17 @@ def error_of(reply: Reply) -> Error:
 
 def enqueued(reply: Reply) -> int:
     """Return the id of the task that a request made."""
-    task = reply.read(_Enqueued)
-    if task is None:
+    uid = (reply.read(dict[str, Any]) or {}).get("taskUid")
+    if type(uid) is not int:
         raise Unavailable(f"{reply.where} answered {reply.status} without a task: is it Meilisearch?")
-    return task.task_uid
+    return uid
 
 
 class Tasks:
     """Waits for the tasks of one server."""
 
-    def __init__(self, client: Client, timeout: float, secrets: tuple[str, ...]) -> None:
+    def __init__(self, client: Client) -> None:
         self._client = client
-        self._timeout = timeout
-        self._secrets = secrets
         self._waiting: dict[int, asyncio.Future[Task]] = {}
         self._seen: dict[int, str] = {}
         self._changed = asyncio.Event()
@@ -109,7 +106,7 @@ class Tasks:
                 return await future
         except TimeoutError:
             status = self._seen.get(uid, "enqueued")
-            reason = f"{self._client.where}: task {uid} is still {status} after {self._timeout:g}s"
+            reason = f"{self._client.where}: task {uid} is still {status} after {self._client.timeout:g}s"
             raise Unavailable(reason) from None
         finally:
             self._waiting.pop(uid, None)
@@ -138,7 +135,7 @@ class Tasks:
         return None
 
     def _reported(self, error: Error, what: str) -> str:
-        return f"{self._client.where}: {what}: {clean(error.message, self._secrets)} ({error.code})"
+        return f"{self._client.where}: {what}: {clean(error.message, self._client.secrets)} ({error.code})"
 
     async def close(self) -> None:
         """Stop polling, and fail what is still awaited."""
@@ -171,19 +168,17 @@ class Tasks:
 
     async def _look(self) -> bool:
         """Poll once; return True if any task has finished."""
-        uids = sorted(self._waiting)
         finished = False
-        for begin in range(0, len(uids), AT_A_TIME):
-            some = uids[begin : begin + AT_A_TIME]
+        for some in pages(sorted(self._waiting), AT_A_TIME):
             params = {"uids": ",".join(map(str, some)), "limit": str(len(some))}
             reply = await self._client.request("GET", "/tasks", params=params)
             if reply.status in _BUSY:
                 # The tasks go on; sending them again would add to the load.
                 after = BUSY_PAUSE if reply.after is None else max(reply.after, LONGEST_PAUSE)
-                await asyncio.sleep(min(after, self._timeout))
+                await asyncio.sleep(min(after, self._client.timeout))
                 return finished
             if not reply.ok:
-                failure = self._client.failed(reply)
+                failure = classify(reply.status, self._client.reason(reply), reply.after)
                 # This failure says nothing about the tasks.
                 raise failure if isinstance(failure, Unavailable) else Unavailable(failure.reason)
             listed = reply.read(_Listed)

@@ -44,16 +44,13 @@ def bulk_action_of(change: Change) -> bytes:
     return json.encode({"index": what}) + b"\n" + document + b"\n"
 
 
-class _Cause(Struct, gc=False):
+class _Error(Struct, gc=False):
     type: str = ""
     reason: str | None = None
+    caused_by: _Error | None = None
 
 
-class _Error(_Cause, gc=False):
-    caused_by: _Cause | None = None
-
-
-class Item(Struct, gc=False):
+class Result(Struct, gc=False):
     """The result of one change."""
 
     status: int
@@ -61,29 +58,29 @@ class Item(Struct, gc=False):
 
 
 class _Bulk(Struct, gc=False):
-    items: list[dict[str, Item]]
+    items: list[dict[str, Result]]
 
 
-def items_of(reply: Reply, count: int) -> Sequence[Item]:
+def results_of(reply: Reply, count: int) -> Sequence[Result]:
     """Return the result of each change. Raise ``Unavailable`` if the answer does not say."""
     bulk = reply.read(_Bulk) or _Bulk([])
-    items = [item for entry in bulk.items for item in entry.values()]
-    if len(items) != count:
+    results = [result for entry in bulk.items for result in entry.values()]
+    if len(results) != count:
         raise Unavailable(f"{reply.where} answered a bulk request in another way than OpenSearch does")
-    return items
+    return results
 
 
-def answer_to(item: Item, where: str, secrets: Sequence[str]) -> Answer:
+def answer_to(result: Result, where: str, secrets: Sequence[str]) -> Answer:
     """Return the answer for one change; deleting a missing document is not an error."""
-    error = item.error
+    error = result.error
     if error is None or error.type == "version_conflict_engine_exception":
         return DELIVERED
-    reason = f"{where} refuses it: {item.status}: {clean(_reported(error), secrets)}"
+    reason = f"{where} refuses it: {result.status}: {clean(_reported(error), secrets)}"
     # Servers compatible with Elasticsearch prefix some names with "es_".
     kind = error.type.removeprefix("es_").removeprefix("open_search_")
     if kind in _TROUBLE or "no write index" in (error.reason or ""):
         return Unavailable(reason)
-    return Throttled(reason) if kind in _OVERLOAD else classify(item.status, reason)
+    return Throttled(reason) if kind in _OVERLOAD else classify(result.status, reason)
 
 
 def _reported(error: _Error) -> str:

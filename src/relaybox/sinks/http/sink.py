@@ -29,7 +29,7 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import reveal
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.http.exchange import Exchange, release
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
@@ -186,7 +186,7 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
         case asyncio.CancelledError():
             return Retry(f"the request to {where} was given up: the sink is closed")
         case TimeoutError():
-            return Unavailable(f"no answer from {where} within {timeout:g}s")
+            return no_answer(where, timeout)
         case aiohttp.ClientConnectorError():
             return not_connected(error, where)
         case HttpProcessingError():

@@ -1,4 +1,4 @@
-"""Wrap a librdkafka producer, track the messages in it, and turn its errors into answers.
+"""Wrap a librdkafka producer, and track the messages in it.
 
 The event loop polls for delivery reports, every millisecond while messages are in progress: in another
 thread, every report would wait for the interpreter's lock.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 import os
 import threading
 from collections.abc import Mapping
@@ -17,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Producer
 
-from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.core.outcome import Retry, Unavailable
 from relaybox.sinks.broker import Address
-from relaybox.sinks.sink import DELIVERED, clean
+from relaybox.sinks.kafka.brokers import LATE, Brokers, classify, is_fatal, text_of
+from relaybox.sinks.sink import DELIVERED
 
 if TYPE_CHECKING:
     from relaybox.sinks.kafka.sink import Sent
@@ -30,50 +30,12 @@ SOON, LATER, IDLE = 0.001, 0.01, 0.5
 """Seconds between polls: while reports arrive, while none arrive, and while none are expected."""
 LIVELY = 0.05
 """Seconds to keep polling fast after a report, or after the first message."""
-FIRST_TRIES = 0.5
-"""Seconds for which a new producer may fail to connect: a name's first address may be the wrong one."""
 IN_THE_MAKING = 2.0
 """Seconds that a topic may take to appear if the broker creates it on first use."""
-STALE = 2.0
-"""Extra seconds for which a lost connection counts, because librdkafka reports it only now and then."""
 LONGEST_END = 5.0
 """Seconds that a close waits for librdkafka's threads."""
 A_LOOK = 0.5
 """Seconds that one request for metadata may take."""
-
-# A leading underscore marks errors of librdkafka itself, not private names.
-TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE))
-OF_A_BATCH = TOO_LARGE | {KafkaError.INVALID_RECORD, KafkaError.INVALID_MSG}
-"""Errors for which a broker refuses a whole batch because of one message."""
-LATE = frozenset((KafkaError._MSG_TIMED_OUT, KafkaError._TIMED_OUT, KafkaError._TIMED_OUT_QUEUE))
-MISSING = frozenset(
-    (
-        *(KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION),
-        *(KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.UNKNOWN_TOPIC_ID),
-    )
-)
-AWAY = frozenset(
-    (
-        *(KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN, KafkaError._RESOLVE, KafkaError._SSL),
-        *(KafkaError.NETWORK_EXCEPTION, KafkaError.BROKER_NOT_AVAILABLE),
-    )
-)
-REFUSED = frozenset(
-    (
-        *(KafkaError._AUTHENTICATION, KafkaError.SASL_AUTHENTICATION_FAILED),
-        *(KafkaError.UNSUPPORTED_SASL_MECHANISM, KafkaError.ILLEGAL_SASL_STATE),
-        *(KafkaError.TOPIC_AUTHORIZATION_FAILED, KafkaError.CLUSTER_AUTHORIZATION_FAILED),
-    )
-)
-NO_CONNECTION = REFUSED | {KafkaError._TRANSPORT, KafkaError._RESOLVE, KafkaError._SSL}
-IN_TROUBLE = frozenset(
-    (
-        *(KafkaError.LEADER_NOT_AVAILABLE, KafkaError.NOT_LEADER_FOR_PARTITION),
-        *(KafkaError.NOT_ENOUGH_REPLICAS, KafkaError.NOT_ENOUGH_REPLICAS_AFTER_APPEND),
-        *(KafkaError.KAFKA_STORAGE_ERROR, KafkaError.REPLICA_NOT_AVAILABLE, KafkaError.REQUEST_TIMED_OUT),
-        *(KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT, KafkaError._DESTROY, KafkaError._INVALID_ARG),
-    )
-)
 
 _inherited: list[Producer | None] = []
 """Producers of a parent process. Freeing one would wait forever for threads that do not exist here."""
@@ -95,24 +57,18 @@ class KafkaProducer:
         self.broken: Retry | Unavailable | None = None
         self.reports: list[tuple[Sent, KafkaError | None]] = []
         self._address = address
-        self._where = ",".join(address.netlocs)
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
-        self._began = self._loop.time()
+        self._brokers = Brokers(address, timeout)
         self._under_way: dict[Sent, None] = {}
-        self._trouble: KafkaError | None = None
-        self._fatal: KafkaError | None = None
-        self._down_at = self._lost_at = -math.inf
-        self._said_before = 0
-        self._worked = False
-        self._lively = self._began + LIVELY
+        self._lively = self._loop.time() + LIVELY
         self._ending: threading.Thread | None = None
         own = {"error_cb": self._notice, "logger": _Debug()}
         try:
             self._producer: Producer | None = Producer({**configuration, **own})
         except KafkaException as error:
-            raise Unavailable(f"no producer: {text_of(error.args[0], self._address)}") from None
+            raise Unavailable(f"no producer: {text_of(error.args[0], address)}") from None
         self._timer = self._loop.call_later(SOON, self._look)
 
     @property
@@ -129,7 +85,7 @@ class KafkaProducer:
             self._producer.produce(topic, value, key, on_delivery=sent, headers=headers)
         except KafkaException as error:
             if is_fatal(error.args[0]):
-                self.give_up(self._stopped(error.args[0]))
+                self.give_up(self._brokers.stopped(error.args[0]))
             raise
         if not self._under_way:
             self._lively = sent.end - self._timeout + LIVELY
@@ -145,9 +101,9 @@ class KafkaProducer:
                 found = await asking
             except KafkaException as error:
                 if self._loop.time() >= began + self._timeout:
-                    raise self._late(error.args[0]) from None
+                    raise self._brokers.late(error.args[0]) from None
                 continue
-            self._worked = True
+            self._brokers.worked = True
             missing = None if topic is None else found.topics[topic].error
             if topic is None or missing is None:
                 return
@@ -159,7 +115,7 @@ class KafkaProducer:
 
     async def close(self) -> None:
         """Give up everything, and wait a few seconds for librdkafka's threads."""
-        self.give_up(Retry(f"the delivery to {self._where} was given up: the sink is closed"))
+        self.give_up(Retry(f"the delivery to {self._brokers.where} was given up: the sink is closed"))
         if self._ending is not None:
             await asyncio.to_thread(self._ending.join, LONGEST_END)
 
@@ -194,10 +150,8 @@ class KafkaProducer:
             self._producer.poll(0)
             reports, self.reports = self.reports, []
             late = self._take_in(reports) | self._expire()
-            if self._fatal is not None:
-                self.give_up(self._stopped(self._fatal))
-            elif self._down() and (late or (not self._worked and self._down_at > self._began + FIRST_TRIES)):
-                self.give_up(self._away())
+            if (hopeless := self._brokers.hopeless(late=late)) is not None:
+                self.give_up(hopeless)
             elif self._under_way:
                 now = self._loop.time()
                 if reports:
@@ -210,11 +164,7 @@ class KafkaProducer:
     def _take_in(self, reports: list[tuple[Sent, KafkaError | None]]) -> bool:
         """Record the answers of reports; return True if a message timed out."""
         late = False
-        # Reports from before the connection was lost do not show that it is back.
-        said_before, self._said_before = self._said_before, 0
-        if any(error is None for _, error in reports[said_before:]):
-            self._down_at = self._lost_at = -math.inf
-            self._worked, self._trouble = True, None
+        self._brokers.take_in([error for _, error in reports])
         for sent, error in reports:
             if sent not in self._under_way:
                 continue
@@ -223,10 +173,10 @@ class KafkaProducer:
                 sent.landed(DELIVERED)
             elif error.code() in LATE:
                 late = True
-                sent.landed(self._late(error))
+                sent.landed(self._brokers.late(error))
             else:
                 if is_fatal(error):
-                    self._fatal = error
+                    self._notice(error)
                 sent.refused(error)
         return late
 
@@ -239,40 +189,11 @@ class KafkaProducer:
             late.append(sent)
         for sent in late:
             del self._under_way[sent]
-            sent.landed(self._late())
+            sent.landed(self._brokers.late())
         return bool(late)
 
-    def _down(self) -> bool:
-        """True if a connection was lost or refused lately (see ``STALE``), and nothing arrived since."""
-        return self._loop.time() < self._lost_at + self._timeout + STALE
-
     def _notice(self, error: KafkaError) -> None:
-        if is_fatal(error):
-            self._fatal = error
-        elif error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self._down_at = self._lost_at = self._loop.time()
-            self._said_before = len(self.reports)
-        else:
-            self._trouble = error
-            if error.code() in NO_CONNECTION:
-                self._lost_at = self._loop.time()
-                self._said_before = len(self.reports)
-
-    def _stopped(self, error: KafkaError) -> Unavailable:
-        return Unavailable(f"the producer of {self._where} gave up: {text_of(error, self._address)}")
-
-    def _away(self) -> Unavailable:
-        if self._trouble is None:
-            return Unreachable(f"no broker of {self._where} is there")
-        kind = Unavailable if self._trouble.code() in REFUSED else Unreachable
-        return kind(f"no broker of {self._where} is there: {text_of(self._trouble, self._address)}")
-
-    def _late(self, error: KafkaError | None = None) -> Unavailable:
-        if self._down():
-            return self._away()
-        last = self._trouble or error
-        more = "" if last is None else f": {text_of(last, self._address)}"
-        return Unavailable(f"no answer from {self._where} within {self._timeout:g}s{more}")
+        self._brokers.notice(error, len(self.reports))
 
 
 def _list_topics(producer: Producer, topic: str | None, seconds: float) -> Any:
@@ -283,29 +204,3 @@ def _end(producer: Producer) -> None:
     with suppress(KafkaException):
         producer.purge()
         producer.flush(1.0)
-
-
-def is_fatal(error: KafkaError) -> bool:
-    """True if the producer can no longer be used."""
-    return error.fatal() or error.code() == KafkaError._FATAL
-
-
-def text_of(error: KafkaError, address: Address) -> str:
-    """Return librdkafka's text as one line without secrets."""
-    return clean(error.str(), address.secrets) or str(error.name())
-
-
-def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject | Unavailable:
-    """Return the answer to a delivery that failed with this error."""
-    code, why = error.code(), f"topic {topic!r}: {text_of(error, address)}"
-    if code in TOO_LARGE:
-        return Reject(f"{why}: the message is over max.message.bytes of the topic, or of the broker")
-    if code in OF_A_BATCH or code == KafkaError.TOPIC_EXCEPTION:
-        return Reject(why)
-    if code in MISSING:
-        return Unavailable(f"{why}: create the topic, or fix the sink's URL")
-    if code in AWAY:
-        return Unreachable(why)
-    if code in REFUSED or code in LATE or code in IN_TROUBLE or is_fatal(error):
-        return Unavailable(why)
-    return Retry(f"{why} ({error.name()})")

@@ -21,8 +21,9 @@ from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Duration, Parse, parse_duration, parse_size, wrong
 from relaybox.errors import ConfigError
-from relaybox.sinks.broker import Address, Message, Messages, Template, key_of, one_of, parse_address, text
-from relaybox.sinks.kafka.producer import OF_A_BATCH, TOO_LARGE, Headers, KafkaProducer, classify
+from relaybox.sinks.broker import Address, Messages, Template, key_of, one_of, parse_address, text
+from relaybox.sinks.kafka.brokers import OF_A_BATCH, TOO_LARGE, classify
+from relaybox.sinks.kafka.producer import Headers, KafkaProducer
 from relaybox.sinks.sink import (
     AT_A_STRETCH,
     DELIVERED,
@@ -35,6 +36,7 @@ from relaybox.sinks.sink import (
     describe,
     runs,
 )
+from relaybox.wire.envelope import Envelope
 
 PORT = 9092
 LARGEST_MESSAGE = 1_048_588
@@ -290,7 +292,7 @@ class KafkaSink(Limited):
         return classify(error, topic, self._settings.address)
 
 
-def _headers(message: Message) -> Headers:
+def _headers(message: Envelope) -> Headers:
     """Return the headers; a text with a NUL becomes bytes, because the client cuts texts at a NUL."""
     # The client crashes on a name that is not valid UTF-8; ``encode`` raises on such a name.
     if b"\0" in "".join(message.headers).encode():

@@ -45,10 +45,10 @@ class Connection:
         self._watcher: asyncio.Task[None] | None = None
 
     @property
-    def broken(self) -> bool:
-        """True if the connection can no longer be used."""
+    def usable(self) -> bool:
+        """True if messages can be sent on the connection."""
         # The client may wait forever for its writes while it closes a connection, so its state is not enough.
-        return self._ended or not self.client.is_connected
+        return not self._ended and self.client.is_connected
 
     async def open(self, settings: Mapping[str, Any], *, encrypted: bool) -> None:
         """Connect and listen for acknowledgements; raise the reason if that fails."""
@@ -79,7 +79,7 @@ class Connection:
 
     async def publish(self, subject: str, body: bytes, headers: dict[str, str]) -> Msg:
         """Publish a message and return the reply; raise ``Broken`` or ``Refused`` if there will be none."""
-        if self.broken:
+        if not self.usable:
             raise self._loss()
         token = str(next(self._tokens))
         answer: asyncio.Future[Msg] = asyncio.get_running_loop().create_future()

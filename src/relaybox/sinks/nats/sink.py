@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-import socket
-import ssl
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -15,24 +14,27 @@ import nats.js.errors
 from msgspec import DecodeError, Struct, json
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import (
     TLS_OPTIONS,
     Address,
-    Message,
     Messages,
     Template,
+    deduplicated_by,
     explain,
     flag,
     parse_address,
     text,
     tls_context,
+    unreachable,
 )
-from relaybox.sinks.deadline import Deadline
+from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.nats.connection import Broken, Connection, Refused
+from relaybox.sinks.shared import Shared
 from relaybox.sinks.sink import OneByOne, being_cancelled
+from relaybox.wire.envelope import Envelope
 from relaybox.wire.tracing import NAMES
 
 PORT = 4222
@@ -58,28 +60,22 @@ class NatsSink(OneByOne):
         # A user without a password is a token, and therefore a secret.
         self._address = address._replace(password=address.password or address.user)
         self._where = address.where
-        self._written = address.path or DEFAULT_SUBJECT
-        self._subject = Template(self._written, destination, "subject")
-        if _BAD_IN_SUBJECT.search(re.sub(r"\{[^{}]*\}", "x", self._written)):
-            fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
-            raise ConfigError(f"destination {destination.name!r}: the subject {self._written!r}: {fix}")
-        self._last_subject: str | None = None
+        self._subject = Subjects(address.path or DEFAULT_SUBJECT, destination)
         self._stream: str | None = address.options.get("stream")
         self._messages = Messages(destination)
         self._timeout = destination.timeout
         self._deadline = Deadline(destination.timeout)
         self._settings, self._encrypted = _settings(address, destination)
-        self._connection: Connection | None = None
-        self._opening: asyncio.Task[Connection] | None = None
+        self._shared = Shared(self._open)
 
     async def deliver(self, delivery: Delivery) -> None:
         """Publish the delivery, and return once a stream has it, now or from an earlier attempt."""
-        subject = self._subject_of(delivery)
+        subject = self._subject(delivery)
         message = self._messages(delivery)
         headers = self._headers(delivery, message)
         try:
             with self._deadline():
-                connection = await self._connected()
+                connection = await self._shared.get()
                 _check_size(connection.client.max_payload, headers, message.body)
                 ack = await self._publish(connection, subject, message.body, headers)
                 if ack.duplicate and await self._is_elsewhere(connection, ack, subject):
@@ -100,58 +96,26 @@ class NatsSink(OneByOne):
         """Reach the server and find the stream; raise ``Unavailable`` with the reason."""
         try:
             async with asyncio.timeout(self._timeout):
-                await self._check_stream(await self._connected())
+                await self._check_stream(await self._shared.get())
         except TimeoutError:
-            raise Unavailable(f"no answer from {self._where} within {self._timeout:g}s") from None
+            raise no_answer(self._where, self._timeout) from None
         except (OSError, nats.errors.Error, Broken, Refused) as error:
             raise self._explained(error) from None
 
     async def close(self) -> None:
         """Close the connection."""
-        if self._opening is not None:
-            self._opening.cancel()
-            await asyncio.wait([self._opening])
-        connection, self._connection = self._connection, None
-        if connection is not None:
-            await connection.close()
+        await self._shared.close()
 
-    async def _connected(self) -> Connection:
-        if self._connection is not None and not self._connection.broken:
-            return self._connection
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
-            # Read the exception, because the delivery that waited may be gone: asyncio would log it.
-            self._opening.add_done_callback(lambda task: task.cancelled() or task.exception())
-        return await asyncio.shield(self._opening)
+    async def _open(self, old: Connection | None) -> Connection:
+        # Close the old one first: its unsent messages must not be sent beside the new one.
+        if old is not None:
+            await old.close()
+        connection = Connection()
+        async with asyncio.timeout(self._timeout):
+            await connection.open(self._settings, encrypted=self._encrypted)
+        return connection
 
-    async def _open(self) -> Connection:
-        try:
-            # Close the old one first: its unsent messages must not be sent beside the new one.
-            old, self._connection = self._connection, None
-            if old is not None:
-                await old.close()
-            connection = Connection()
-            async with asyncio.timeout(self._timeout):
-                await connection.open(self._settings, encrypted=self._encrypted)
-            self._connection = connection
-            return connection
-        finally:
-            self._opening = None
-
-    def _subject_of(self, delivery: Delivery) -> str:
-        subject = self._subject(delivery)
-        if subject == self._last_subject:
-            return subject
-        if _BAD_IN_SUBJECT.search(subject):
-            raise Reject(f"{subject!r} is not a subject: it has white space, a wildcard or an empty part")
-        if subject[0] == "$" and self._written[0] != "$":
-            raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
-        if len(subject.encode()) > LONGEST_SUBJECT:
-            raise Reject(f"a subject of {len(subject.encode())} bytes: the limit is {LONGEST_SUBJECT}")
-        self._last_subject = subject
-        return subject
-
-    def _headers(self, delivery: Delivery, message: Message) -> dict[str, str]:
+    def _headers(self, delivery: Delivery, message: Envelope) -> dict[str, str]:
         for name, value in message.headers.items():
             if name not in _OURS and (not _HEADER_NAME.fullmatch(name) or name[:5].lower() == "nats-"):
                 raise Reject(f"NATS takes no header {name!r} of an event; give it another name")
@@ -160,7 +124,7 @@ class NatsSink(OneByOne):
         headers = {
             **message.headers,
             "content-type": message.content_type,
-            "Nats-Msg-Id": message.deduplicated_by(delivery),
+            "Nats-Msg-Id": deduplicated_by(message, delivery),
         }
         if self._stream is not None:
             headers["Nats-Expected-Stream"] = self._stream
@@ -194,30 +158,31 @@ class NatsSink(OneByOne):
             return False
 
     async def _refused(
-        self, connection: Connection, ack: _Ack, error: _Error
+        self, connection: Connection, ack: _Ack, error: Mapping[str, Any]
     ) -> Retry | Reject | Unavailable:
-        reason = f"{self._where} refuses it: {error.description} ({error.err_code})"
-        if error.err_code == _HEADER_EXCEEDED:
+        code, description = error.get("err_code", 0), str(error.get("description", ""))
+        reason = f"{self._where} refuses it: {description} ({code})"
+        if code == _HEADER_EXCEEDED:
             return Reject(reason)
-        if error.err_code == _SIZE_EXCEEDED:
+        if code == _SIZE_EXCEEDED:
             return Reject(f"{reason}{await _limit_of(connection, ack.stream)}")
-        if error.err_code == _EXPECTED_STREAM:
+        if code == _EXPECTED_STREAM:
             return Unavailable(f"{reason}: the subject is not one of the stream {self._stream!r}")
-        if "exceeded" in error.description or "insufficient resources" in error.description:
+        if "exceeded" in description or "insufficient resources" in description:
             return Throttled(reason)
-        return Unavailable(reason) if error.code == 503 else Retry(reason)
+        return Unavailable(reason) if error.get("code") == 503 else Retry(reason)
 
     async def _check_stream(self, connection: Connection) -> None:
         manager = connection.client.jsm(timeout=self._timeout)
         try:
             if self._stream is not None:
                 await manager.stream_info(self._stream)
-            elif not self._subject.fields:
-                await manager.find_stream_name_by_subject(self._written)
+            elif self._subject.fixed is not None:
+                await manager.find_stream_name_by_subject(self._subject.fixed)
             else:
                 await manager.account_info()
         except nats.js.errors.NotFoundError:
-            missing = f"stream {self._stream!r}" if self._stream else f"stream for {self._written!r}"
+            missing = f"stream {self._stream!r}" if self._stream else f"stream for {self._subject.written!r}"
             raise Unavailable(f"{self._where} has no {missing}; create it") from None
         except nats.js.errors.ServiceUnavailableError:
             raise Unavailable(f"JetStream is not enabled on {self._where}") from None
@@ -231,21 +196,38 @@ class NatsSink(OneByOne):
                 if "authoriz" in reason.lower() or "authent" in reason.lower():
                     return Unavailable(f"{self._where} refuses the credentials: {reason}")
                 return Unavailable(f"{self._where}: {reason}")
-            case ssl.SSLError():
-                return Unreachable(f"TLS with {self._where} failed: {reason}")
-            case socket.gaierror():
-                return Unreachable(f"DNS knows no address of {self._where}: {reason}")
-        return Unreachable(f"cannot connect to {self._where}: {reason}")
+        return unreachable(error, self._where, reason)
 
 
-class _Error(Struct, gc=False):
-    code: int = 0
-    err_code: int = 0
-    description: str = ""
+class Subjects:
+    """Makes the subjects of events from the template in the URL."""
+
+    def __init__(self, written: str, destination: Destination) -> None:
+        self.written = written
+        self._template = Template(written, destination, "subject")
+        self.fixed = self._template.fixed
+        self._last: str | None = None
+        if _BAD_IN_SUBJECT.search(re.sub(r"\{[^{}]*\}", "x", written)):
+            fix = "leave out white space, wildcards and empty parts, as in {aggregate_type}.{event_type}"
+            raise ConfigError(f"destination {destination.name!r}: the subject {written!r}: {fix}")
+
+    def __call__(self, delivery: Delivery) -> str:
+        """Return the subject of one event; raise ``Reject`` if NATS does not accept it."""
+        subject = self._template(delivery)
+        if subject == self._last:
+            return subject
+        if _BAD_IN_SUBJECT.search(subject):
+            raise Reject(f"{subject!r} is not a subject: it has white space, a wildcard or an empty part")
+        if subject[0] == "$" and self.written[0] != "$":
+            raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
+        if len(subject.encode()) > LONGEST_SUBJECT:
+            raise Reject(f"a subject of {len(subject.encode())} bytes: the limit is {LONGEST_SUBJECT}")
+        self._last = subject
+        return subject
 
 
 class _Ack(Struct, gc=False):
-    error: _Error | None = None
+    error: dict[str, Any] | None = None
     stream: str = ""
     seq: int = 0
     duplicate: bool = False

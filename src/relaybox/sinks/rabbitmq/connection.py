@@ -9,39 +9,25 @@ from __future__ import annotations
 import asyncio
 import logging
 import ssl
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 import aiormq
 from aiormq import Channel
-from pamqp.commands import Basic
 from yarl import URL
 
 from relaybox.core.outcome import Reject
 from relaybox.sinks.broker import Address
+from relaybox.sinks.rabbitmq.publication import Publication
 
 _GOODBYE = 1.0
 """Seconds to wait for the broker's answer when a connection is closed."""
 
 _FRAME = 8
 """Bytes that a frame adds to its content."""
-
-
-class Publication(NamedTuple):
-    """A message and its routing; ``header_size`` is 0 if the headers cannot be too large."""
-
-    exchange: str
-    routing_key: str
-    body: bytes
-    properties: Basic.Properties
-    header_size: int
-
-    @property
-    def id(self) -> str:
-        """Return the id by which a returned message is recognized."""
-        return str(self.properties.message_id)
 
 
 class Connection(aiormq.Connection):
@@ -194,6 +180,32 @@ class Link:
         if not channel.is_closed:
             with quiet():
                 self.connection.create_task(channel.close())
+
+
+class Opener:
+    """Opens the links of a sink: to its hosts in turn, or again on a connection that is still open."""
+
+    def __init__(self, address: Address, context: ssl.SSLContext | None, name: str, seconds: float) -> None:
+        self._address = address
+        self._context = context
+        self._name = name
+        self._seconds = seconds
+        self._hosts = deque(address.hosts)
+
+    async def open(self, link: Link | None) -> Link:
+        """Return a new link after this one, which cannot be used any more."""
+        async with asyncio.timeout(self._seconds):
+            if link is not None and link.connected:
+                return await link.again()
+            for left in range(len(self._hosts), 0, -1):
+                try:
+                    return await Link.open(self._address, self._hosts[0], self._context, self._name)
+                except BaseException as error:
+                    # The next attempt starts with another host.
+                    self._hosts.rotate(-1)
+                    if left == 1 or not isinstance(error, Exception):
+                        raise
+        raise AssertionError("an address has a host")
 
 
 def _is_open(channel: Channel) -> bool:

@@ -12,27 +12,21 @@ import os
 import re
 import socket
 import ssl
-from collections import deque
 from collections.abc import Mapping
 from typing import Any
 
 import aiormq
-from pamqp.commands import Basic
 
 from relaybox.core.event import Delivery
-from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
+from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, wrong
-from relaybox.sinks.broker import TLS_OPTIONS, Messages, Template, count, parse_address, text, tls_context
-from relaybox.sinks.deadline import Deadline
-from relaybox.sinks.rabbitmq.connection import Link, Publication
+from relaybox.sinks.broker import TLS_OPTIONS, count, parse_address, text, tls_context, unreachable
+from relaybox.sinks.deadline import Deadline, no_answer
+from relaybox.sinks.rabbitmq.connection import Link, Opener
+from relaybox.sinks.rabbitmq.publication import Publication, Publications
+from relaybox.sinks.shared import Shared
 from relaybox.sinks.sink import OneByOne, Places, being_cancelled, clean
-
-_PERSISTENT = 2
-_SHORT = 255
-"""Bytes of a short string: a routing key, a type."""
-
-_NAME = 128
 
 _MOST_DOUBTS = 1000
 
@@ -64,16 +58,11 @@ class RabbitMqSink(OneByOne):
         self._address = parse_address(destination, 5671 if secure else 5672, _OPTIONS)
         self._where = self._address.where
         options = self._address.options
-        self._exchange = Template(options.get("exchange", ""), destination, "exchange")
-        self._fixed = None if self._exchange.fields else _checked(options.get("exchange", ""), destination)
-        self._routing_key = Template(options.get("routing_key", "{event_type}"), destination, "routing_key")
-        self._context = _tls(options, destination, secure=secure)
-        self._messages = Messages(destination)
-        self._name = f"relaybox: {destination.name}"
-        self._places_to_try = deque(self._address.hosts)
+        self._publications = Publications(destination, options)
         self._deadline = Deadline(destination.timeout)
-        self._link: Link | None = None
-        self._opening: asyncio.Task[Link] | None = None
+        context = _tls(options, destination, secure=secure)
+        opener = Opener(self._address, context, f"relaybox: {destination.name}", destination.timeout)
+        self._shared = Shared(opener.open)
         self._alone = Places(1)
         self._heard = 0.0
         self._refused: set[str] = set()
@@ -81,7 +70,7 @@ class RabbitMqSink(OneByOne):
 
     async def deliver(self, delivery: Delivery) -> None:
         """Publish the delivery, and return when the broker has confirmed it."""
-        message = self._publication(delivery)
+        message = self._publications(delivery)
         loop = asyncio.get_running_loop()
         began = loop.time()
         try:
@@ -104,9 +93,9 @@ class RabbitMqSink(OneByOne):
         began = asyncio.get_running_loop().time()
         try:
             with self._deadline():
-                link = await self._connected()
-                if self._fixed:
-                    await link.look_up(self._fixed)
+                link = await self._shared.get()
+                if self._publications.exchange.fixed:
+                    await link.look_up(self._publications.exchange.fixed)
         except TimeoutError:
             raise self._late(began) from None
         except _ERRORS as error:
@@ -114,39 +103,10 @@ class RabbitMqSink(OneByOne):
 
     async def close(self) -> None:
         """Close the connection, even if the broker does not answer."""
-        opening, self._opening = self._opening, None
-        link, self._link = self._link, None
-        if opening is not None:
-            opening.cancel()
-            [opened] = await asyncio.gather(opening, return_exceptions=True)
-            link = opened if isinstance(opened, Link) else link
-        if link is not None:
-            await link.close()
-
-    def _publication(self, delivery: Delivery) -> Publication:
-        exchange, routing_key = self._exchange(delivery), self._routing_key(delivery)
-        _check_length("routing key", routing_key, _SHORT)
-        _check_length("event type", delivery.event_type, _SHORT)
-        body, content_type, headers = self._messages(delivery)
-        for name in headers:
-            _check_length("name of the header", name, _NAME)
-            if name in ("CC", "BCC"):
-                raise Reject(
-                    f"the header {name!r} is RabbitMQ's own: a list of routing keys; call it another name"
-                )
-        properties = Basic.Properties(
-            content_type=content_type,
-            headers={**headers},
-            delivery_mode=_PERSISTENT,
-            message_id=str(delivery.event_id),
-            timestamp=delivery.created_at,
-            message_type=delivery.event_type,
-        )
-        header_size = len(properties.marshal()) + 12 if len(delivery.headers) > 1000 else 0
-        return Publication(exchange, routing_key, body, properties, header_size)
+        await self._shared.close()
 
     async def _send(self, message: Publication) -> None:
-        link = await self._connected()
+        link = await self._shared.get()
         if self._doubts(message, link):
             await self._send_alone(message, link)
             return
@@ -165,7 +125,7 @@ class RabbitMqSink(OneByOne):
         async with self._alone:
             if link.connection.given_up:
                 raise Retry("the sink was closed before the broker confirmed it")
-            link = await self._connected()
+            link = await self._shared.get()
             try:
                 await link.publish_alone(message)
             except aiormq.AMQPChannelError as error:
@@ -190,44 +150,15 @@ class RabbitMqSink(OneByOne):
         elif len(self._refused) < _MOST_DOUBTS:
             self._refused.add(message.exchange)
 
-    async def _connected(self) -> Link:
-        link = self._link
-        if link is not None and link.usable:
-            return link
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open(link))
-            self._opening.add_done_callback(self._opened)
-        return await asyncio.shield(self._opening)
-
-    def _opened(self, opening: asyncio.Task[Link]) -> None:
-        if self._opening is opening:
-            self._opening = None
-            if not opening.cancelled() and opening.exception() is None:
-                self._link = opening.result()
-
-    async def _open(self, link: Link | None) -> Link:
-        async with asyncio.timeout(self._deadline.seconds):
-            if link is not None and link.connected:
-                return await link.again()
-            for left in range(len(self._places_to_try), 0, -1):
-                try:
-                    return await Link.open(self._address, self._places_to_try[0], self._context, self._name)
-                except BaseException as error:
-                    # The next attempt starts with another host.
-                    self._places_to_try.rotate(-1)
-                    if left == 1 or not isinstance(error, Exception):
-                        raise
-        raise AssertionError("an address has a host")
-
     def _late(self, began: float) -> Unavailable:
-        link, seconds = self._link, self._deadline.seconds
+        link, seconds = self._shared.current, self._deadline.seconds
         if link is None:
-            return Unavailable(f"no answer from {self._where} within {seconds:g}s")
+            return no_answer(self._where, seconds)
         if link.connection.blocked:
             return Unavailable(f"{self._where} takes no messages: {self._clean(link.connection.blocked)}")
         if self._heard < began:
             # The broker was silent all that time: a new connection may work.
-            self._link = None
+            self._shared.current = None
             link.cut()
         return Unavailable(f"{self._where} did not confirm it within {seconds:g}s")
 
@@ -257,32 +188,13 @@ class RabbitMqSink(OneByOne):
                 )
             case aiormq.AMQPConnectionError() | aiormq.AMQPError() | aiormq.ChannelInvalidStateError():
                 return Unavailable(f"the connection to {self._where} broke: {said}")
-            case socket.gaierror():
-                what = self._clean(error.strerror or str(error))
-                return Unreachable(f"DNS knows no address of {self._where}: {what}")
-            case ssl.SSLError():
-                return Unreachable(f"TLS with {self._where} failed: {self._clean(str(error))}")
+        what = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
         # asyncio's text only repeats the address; the errno says what happened.
-        what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), str(error))
-        return Unreachable(f"cannot connect to {self._where}: {self._clean(what)}")
+        what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), what)
+        return unreachable(error, self._where, self._clean(what))
 
     def _clean(self, said: str) -> str:
         return clean(said, self._address.secrets)
-
-
-def _check_length(what: str, written: str, most: int) -> None:
-    # A character takes at most four bytes.
-    if len(written) > most // 4 and (size := len(written.encode())) > most:
-        raise Reject(f"the {what} {written[:40]!r}… is {size} bytes long; AMQP takes {most}")
-
-
-def _checked(exchange: str, destination: Destination) -> str:
-    try:
-        Basic.Publish(exchange=exchange)
-    except ValueError as error:
-        setting = f"destination {destination.name!r}: exchange"
-        raise wrong(setting, exchange, f"AMQP takes no such name: {error}") from None
-    return exchange
 
 
 def _tls(options: Mapping[str, Any], destination: Destination, *, secure: bool) -> ssl.SSLContext | None:

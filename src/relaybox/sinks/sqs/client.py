@@ -12,21 +12,7 @@ from urllib.parse import urlsplit
 from aiobotocore.config import AioConfig
 from aiobotocore.session import AioSession
 from aiohttp import ClientConnectorError
-from botocore.exceptions import (
-    BotoCoreError,
-    ClientError,
-    ConnectionClosedError,
-    ConnectTimeoutError,
-    CredentialRetrievalError,
-    EndpointConnectionError,
-    NoCredentialsError,
-    PartialCredentialsError,
-    ProxyConnectionError,
-    ReadTimeoutError,
-    SSLError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
-)
+from botocore import exceptions
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
@@ -34,6 +20,7 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url, wrong
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import Address, Template, explain, parse_address, text
+from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.sink import being_cancelled, clean
 
 T = TypeVar("T")
@@ -94,7 +81,7 @@ def parse_queue(destination: Destination) -> Queue:
     try:
         # Also if the region is known: this checks that the profile exists.
         configured: str | None = AioSession(profile=profile).get_config_variable("region")
-    except BotoCoreError as error:
+    except exceptions.BotoCoreError as error:
         raise ConfigError(f"{setting}: {error}") from None
     amazons = _AMAZON.fullmatch(address.hosts[0][0]) if address.hosts else None
     region = region or (amazons[1] if amazons else configured)
@@ -151,11 +138,11 @@ def _endpoint_of(address: Address, setting: str) -> str | None:
 
 
 _NO_CREDENTIALS = (
-    NoCredentialsError,
-    PartialCredentialsError,
-    CredentialRetrievalError,
-    TokenRetrievalError,
-    UnauthorizedSSOTokenError,
+    exceptions.NoCredentialsError,
+    exceptions.PartialCredentialsError,
+    exceptions.CredentialRetrievalError,
+    exceptions.TokenRetrievalError,
+    exceptions.UnauthorizedSSOTokenError,
 )
 # Error codes, without the parts that only some services add: "AWS.SimpleQueueService.", "Exception".
 _BAD_CREDENTIALS = frozenset(
@@ -257,7 +244,7 @@ class Said(NamedTuple):
     fault_of_sender: bool = False
 
     @classmethod
-    def of_error(cls, error: ClientError) -> Said:
+    def of_error(cls, error: exceptions.ClientError) -> Said:
         """Return the error of a whole request."""
         about: dict[str, Any] = error.response.get("Error", {})
         status = error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
@@ -290,7 +277,7 @@ class Said(NamedTuple):
 
 def bad_credentials(error: Exception) -> bool:
     """True if new credentials, which may exist by now, could help."""
-    if isinstance(error, ClientError):
+    if isinstance(error, exceptions.ClientError):
         return Said.of_error(error).kind in _BAD_CREDENTIALS
     return isinstance(error, _NO_CREDENTIALS)
 
@@ -316,22 +303,24 @@ def explained(error: Exception, name: str, queue: Queue, timeout: float) -> Retr
     """Return the answer for an exception of a request, without secrets."""
     where = queue.endpoint or f"{queue.service.upper()} in {queue.region}"
     match error:
-        case ClientError():
+        case exceptions.ClientError():
             return answer_to(Said.of_error(error), name, queue)
-        case TimeoutError() | ConnectTimeoutError() | ReadTimeoutError():
-            return Unavailable(f"no answer from {where} within {timeout:g}s")
+        case TimeoutError() | exceptions.ConnectTimeoutError() | exceptions.ReadTimeoutError():
+            return no_answer(where, timeout)
         case _ if isinstance(error, _NO_CREDENTIALS):
             return Unavailable(f"no AWS credentials: {explain(error, queue.address)}")
-        case SSLError():
+        case exceptions.SSLError():
             return Unreachable(f"TLS with {where} failed: {_cause(error, queue)}")
-        case ProxyConnectionError():
+        case exceptions.ProxyConnectionError():
             return Unreachable(explain(error, queue.address))
-        case EndpointConnectionError() if isinstance(error.kwargs.get("error"), ClientConnectorError):
+        case exceptions.EndpointConnectionError() if isinstance(
+            error.kwargs.get("error"), ClientConnectorError
+        ):
             return Unreachable(f"cannot connect to {where}: {_cause(error, queue)}")
-        case ConnectionClosedError() | EndpointConnectionError():
+        case exceptions.ConnectionClosedError() | exceptions.EndpointConnectionError():
             return Unavailable(f"{where} closed the connection before its answer was complete")
     return Retry(explain(error, queue.address))
 
 
-def _cause(error: BotoCoreError, queue: Queue) -> str:
+def _cause(error: exceptions.BotoCoreError, queue: Queue) -> str:
     return clean(str(error.kwargs.get("error", error)), queue.address.secrets)

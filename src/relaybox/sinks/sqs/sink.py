@@ -19,11 +19,11 @@ from botocore.exceptions import ClientError
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.sinks.broker import Message, Messages, key_of
+from relaybox.sinks.broker import Messages, deduplicated_by, key_of
 from relaybox.sinks.deadline import Deadline
 from relaybox.sinks.sink import DELIVERED, Answer, InBatches, try_each
 from relaybox.sinks.sqs.client import Client, Queue, Said, answer_to, explained, parse_queue
-from relaybox.wire.envelope import BYTES
+from relaybox.wire.envelope import BYTES, Envelope
 from relaybox.wire.tracing import NAMES
 
 MOST_IN_REQUEST = 10
@@ -175,7 +175,7 @@ class Entries:
             if not _GROUP.fullmatch(group):
                 group = f"sha256:{hashlib.sha256(group.encode()).hexdigest()}"
             fields["MessageGroupId"] = group
-            fields["MessageDeduplicationId"] = message.deduplicated_by(delivery)
+            fields["MessageDeduplicationId"] = deduplicated_by(message, delivery)
         return Entry(name, size, fields)
 
 
@@ -193,7 +193,7 @@ def requests(entries: Mapping[int, Entry], service: str) -> Iterator[dict[int, E
     yield from open_.values()
 
 
-def _text(message: Message) -> str:
+def _text(message: Envelope) -> str:
     if message.content_type == BYTES:
         text = b64encode(message.body).decode()
     else:
@@ -204,7 +204,7 @@ def _text(message: Message) -> str:
     return text
 
 
-def _attributes(message: Message) -> Iterator[tuple[str, str]]:
+def _attributes(message: Envelope) -> Iterator[tuple[str, str]]:
     """Yield our attributes, then the emitter's by name while there is room; skip empty ones."""
     headers = {**message.headers, "content-type": message.content_type}
     if message.content_type == BYTES:
