@@ -107,6 +107,7 @@ class EventList(ChangeList):  # type: ignore[misc]
 
     older: str | None = None
     newest: str | None = None
+    show_full_result_count = can_show_all = multi_page = False
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         """Return all rows, from which actions select by primary key; the service applies the filters."""
@@ -134,7 +135,6 @@ class EventList(ChangeList):  # type: ignore[misc]
         self.result_list = [row_of(entry, self.root_queryset.db) for entry in page.entries]
         self.result_count = self.full_result_count = len(page.entries)
         self.show_admin_actions = bool(page.entries)
-        self.show_full_result_count = self.can_show_all = self.multi_page = False
         self.newest = None if cursor is None else self.get_query_string()
         self.older = None if page.cursor is None else self.get_query_string({PAGE_VAR: str(page.cursor)})
 
