@@ -6,7 +6,7 @@ import sqlalchemy as sa
 
 from relaybox.database.schema import Tables
 from relaybox.demo.shop import changes, metadata
-from relaybox.demo.workspace import DESTINATIONS, RECEIVERS, Change, Fault, Placed, Reader, Receipt, Workspace
+from relaybox.demo.workspace import DESTINATIONS, RECEIVERS, Change, Placed, Reader, Receipt, Workspace
 
 MOST_REASONS = 5
 
@@ -17,7 +17,7 @@ class Journals:
     def __init__(self, workspace: Workspace) -> None:
         self.placed = Reader(workspace.journal("shop", Placed), Placed)
         self.receipts = {name: Reader(workspace.journal(name, Receipt), Receipt) for name in DESTINATIONS}
-        self.faults = {name: Reader(workspace.journal(name, Fault), Fault) for name in RECEIVERS}
+        self.faults = {name: Reader(workspace.journal(name, str), str) for name in RECEIVERS}
         self._refs: dict[str, set[str]] = {name: set() for name in DESTINATIONS}
 
     def read(self) -> None:

@@ -112,7 +112,7 @@ class Supervisor:
         if not closed:
             return "back; circuit open until a probe", "waiting"
         if name == FLAKY:
-            kinds = Counter(fault.kind for fault in self._journals.faults[name].records)
+            kinds = Counter(self._journals.faults[name].records)
             return f"{kinds['500']}×500 {kinds['503']}×503 {kinds['hangs']} hung", "waiting"
         return "listening", "good"
 
