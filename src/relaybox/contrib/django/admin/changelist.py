@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 from uuid import UUID
 
 from django.contrib import messages
@@ -25,6 +25,7 @@ from relaybox.contrib.django.models import OutboxEvent
 from relaybox.core.text import plural
 from relaybox.core.values import parsed
 from relaybox.operate.admin import Admin, Done, Named
+from relaybox.operate.documents import PAST
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
 
 READ = frozenset(field.name for field in fields(Entry))
@@ -170,8 +171,7 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
 class Action:
     """An action of the admin service, and its texts on pages."""
 
-    name: str
-    done: str
+    name: Literal["retry", "replay", "discard"]
     effect: str
     condition: str
 
@@ -179,6 +179,11 @@ class Action:
     def title(self) -> str:
         """Return the text of the button."""
         return self.name.capitalize()
+
+    @property
+    def done(self) -> str:
+        """Return the past tense, as the beginning of a sentence."""
+        return PAST[self.name].capitalize()
 
     async def ask(self, admin: Admin, ids: Sequence[UUID], *, dry_run: bool) -> Done:
         """Act on these deliveries only, not on the other deliveries of their events."""
@@ -188,19 +193,16 @@ class Action:
 
 RETRY = Action(
     "retry",
-    "Retried",
     "They are tried again from the first attempt, in their original order.",
     "Only deliveries that failed or wait for another attempt can be retried.",
 )
 REPLAY = Action(
     "replay",
-    "Replayed",
     "Each is sent again as a new delivery of the same event, with a header that marks it as a replay.",
     "Only deliveries that are delivered, failed or discarded can be replayed, to a destination that exists.",
 )
 DISCARD = Action(
     "discard",
-    "Discarded",
     "They are not sent. Deliveries that wait behind them continue. A discarded delivery can be replayed.",
     "Deliveries that are being sent, delivered or discarded cannot be discarded.",
 )
