@@ -145,6 +145,16 @@ def plural(count: int, noun: str, more: str = "") -> str:
     return f"1 {noun}" if count == 1 else f"{count:,}{more} {several}"
 
 
+def stated(reason: str | None) -> str:
+    """Return the reason for which something is held up, or say that there is none."""
+    return reason or "no reason given"
+
+
+def circuit_word(state: str) -> str:
+    """Return the state of a circuit as people write it: ``half-open``."""
+    return state.replace("_", "-")
+
+
 def shortened(text: str | None, length: int = 120) -> str:
     """Return the beginning of a text, on one line."""
     line = " ".join((text or "").split())

@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.core.commands import Program, command
-from relaybox.core.text import at, plural
+from relaybox.core.text import at, plural, stated
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
@@ -124,7 +124,7 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
     name = entry.destination
     if place is not None and place.paused:
         paused = f"paused by {place.paused_by} at {at(place.paused_at)}"
-        about = f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}"
+        about = f"({stated(place.pause_reason)}) until {pause_end(place)}"
         text = f"waits because destination {name!r} was {paused} {about}; {command(f'resume {name}')}"
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
@@ -145,7 +145,7 @@ def pause_end(place: Place) -> str:
 
 
 def _circuit(entry: Entry, place: Place) -> Reason:
-    reason = place.circuit_reason or "no reason given"
+    reason = stated(place.circuit_reason)
     waits = f"waits because the circuit of destination {place.name!r} is"
     if place.circuit == "half_open":
         text = f"{waits} half-open ({reason}): a probe is on its way"

@@ -27,6 +27,7 @@ from relaybox.contrib.django.admin.changelist import (
     AgeFilter,
     DestinationFilter,
     EventList,
+    Name,
     StatusFilter,
     row_of,
     run,
@@ -51,7 +52,7 @@ from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Entry, Filter
 
 T = TypeVar("T")
-Detailed: TypeAlias = tuple[Detail, Reason, list[str], list[Entry]]
+Detailed: TypeAlias = tuple[Detail, Reason, list[Name], list[Entry]]
 """A delivery, the reason for its state, the possible actions, and the event's other deliveries."""
 
 ACTOR = 200

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from django.contrib import messages
@@ -167,11 +167,14 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
     return replace(filter, event_type=text)
 
 
+Name: TypeAlias = Literal["retry", "replay", "discard"]
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """An action of the admin service, and its texts on pages."""
 
-    name: Literal["retry", "replay", "discard"]
+    name: Name
     effect: str
     condition: str
 
