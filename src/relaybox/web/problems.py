@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.operate.bulk import TooManyOperations
-from relaybox.operate.documents import to_json
+from relaybox.operate.documents import made, to_json
 from relaybox.web.schemas import ProblemDocument
 
 log = logging.getLogger("relaybox.web")
@@ -38,13 +38,7 @@ class Problem(Exception):
 
     def response(self) -> Response:
         """Return the problem as ``application/problem+json``."""
-        document = ProblemDocument(
-            type="about:blank",
-            title=self.title,
-            status=self.status,
-            detail=self.detail,
-            parameter=self.parameter,
-        )
+        document = made(ProblemDocument, self, type="about:blank")
         headers = {"cache-control": "no-store", **self.headers}
         return Response(to_json(document).encode(), self.status, headers, MEDIA_TYPE)
 
