@@ -5,19 +5,23 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable, Mapping
+import re
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
 
 import pytest
+from typer.main import get_command
 
 from relaybox import Outbox
+from relaybox.cli import app
 from relaybox.core.outcome import Failed
 from relaybox.operate.admin import Admin, DestinationStats, Stats
 from relaybox.stores.ledger import Counts
 from relaybox.stores.store import DeadLetter, Settlement
 from relaybox.web import dashboard
+from relaybox.web.routes import API
 from tests.integration.operated import CONFIGURATION, Operated, relaybox
 from tests.web.stage import USERS, Stage
 
@@ -76,48 +80,97 @@ def steady(value: Any) -> Any:
     return [steady(one) for one in value] if isinstance(value, list) else value
 
 
-@pytest.mark.parametrize(
-    ("words", "path"),
-    [
-        pytest.param("status", "stats", id="counts, destinations and relays"),
-        pytest.param("events list", "events", id="events"),
-        *(
-            pytest.param(f"{question} {{{state}}}", f"events/{{{state}}}{path}", id=f"{question}: {state}")
-            for question, path in (("events show", ""), ("why", "/why"))
-            for state in ("failed", "blocked", "delivered", "backing_off", "dead", "unknown", "several")
-        ),
-        pytest.param("failures", "failures", id="failures"),
-        pytest.param("dead-letters", "dead-letters", id="dead letters"),
-        pytest.param("audit", "audit", id="audit"),
-    ],
-)
-async def test_the_command_and_the_api_answer_the_same(shown: Stage, words: str, path: str) -> None:
+STATES = ("failed", "blocked", "delivered", "backing_off", "dead", "unknown", "several")
+KINDS = {
+    "counts, destinations and relays": ("status", "GET /api/stats"),
+    "destinations": ("status", "GET /api/destinations"),
+    "a destination": ("status", "GET /api/destinations/mail"),
+    "relays": ("status", "GET /api/relays"),
+    "deliveries": ("events list", "GET /api/events"),
+    **{f"a delivery, {one}": (f"events show {{{one}}}", f"GET /api/events/{{{one}}}") for one in STATES},
+    **{f"a reason, {one}": (f"why {{{one}}}", f"GET /api/events/{{{one}}}/why") for one in STATES},
+    "failures": ("failures", "GET /api/failures"),
+    "dead letters": ("dead-letters", "GET /api/dead-letters"),
+    "audit": ("audit", "GET /api/audit"),
+    "a retry": ("retry {failed} --dry-run", "POST /api/retry"),
+    "a replay": ("replay {failed} --dry-run", "POST /api/replay"),
+    "a discard": ("discard {failed} --dry-run", "POST /api/discard"),
+    "a move": ("move gone mail --dry-run", "POST /api/move"),
+    "a pause": ("pause mail", "POST /api/destinations/mail/pause"),
+    "a resume": ("resume mail", "POST /api/destinations/mail/resume"),
+    "a test": ("send-test mail", "POST /api/destinations/mail/test"),
+}
+"""What both show: how to ask the command, and how to ask the API. The names in braces are ids."""
+
+PARTS: Mapping[str, Callable[[Any], Any]] = {
+    "destinations": lambda stats: {"destinations": stats["destinations"]},
+    "a destination": lambda stats: next(one for one in stats["destinations"] if one["name"] == "mail"),
+    "relays": lambda stats: {"relays": stats["relays"]},
+}
+"""The parts of the command's document that the API shows by themselves."""
+
+API_ALONE = {
+    "GET /api/series": "the dashboard draws it",
+    "GET /api/operations": "the command runs its own bulk actions",
+    "GET /api/operations/{id}": "the same",
+    "POST /api/operations/{id}/cancel": "the same",
+    "GET /api/openapi.json": "it describes the API",
+}
+COMMAND_ALONE = {
+    "events tail": "a line for each delivery: see test_a_new_delivery_is_the_same",
+    **dict.fromkeys(("config show", "config check", "doctor"), "the machine that the command runs on"),
+    **dict.fromkeys(("migrate", "drain", "prune"), "work of the command itself"),
+    **dict.fromkeys(("backfill", "reindex", "reconcile", "verify"), "comparisons and searches"),
+}
+"""What only one of them shows, and why."""
+
+
+def test_every_kind_of_object_is_compared() -> None:
+    requests = [request for _, request in KINDS.values()]
+    for route in API:
+        pattern = re.sub(r"\{\w+\}", "[^/]+", f"{route.method} {route.path}")
+        compared = any(re.fullmatch(pattern, request) for request in requests)
+        assert compared != (f"{route.method} {route.path}" in API_ALONE), route.path
+    for command in sorted(with_json(get_command(app), ())):
+        compared = any(f"{words} ".startswith(f"{command} ") for words, _ in KINDS.values())
+        assert compared != (command in COMMAND_ALONE), command
+
+
+def with_json(command: Any, path: tuple[str, ...]) -> Iterator[str]:
+    """Yield the commands that have the option ``--json``."""
+    if any("--json" in parameter.opts for parameter in command.params):
+        yield " ".join(path)
+    for name, below in getattr(command, "commands", {}).items():
+        yield from with_json(below, (*path, name))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+async def test_the_command_and_the_api_answer_the_same(shown: Stage, kind: str) -> None:
     ids = await everything(shown.operated)
-    of_api = await shown.get(f"/api/{path.format(**ids)}")
-    of_command = await command(words.format(**ids))
+    words, request = (text.format(**ids) for text in KINDS[kind])
+    method, path = request.split()
+    body = {"ids": [str(ids["failed"])], "dry_run": True}
+    if kind == "a move":
+        body = {"from": "gone", "to": "mail", "dry_run": True}
+    elif "/destinations/" in path:
+        body = {}
+    of_command = PARTS.get(kind, dict)(await command(words))
+    of_api = await (shown.get(path) if method == "GET" else shown.post(path, body))
+    if kind == "a test":
+        assert of_command.pop("event_id") != of_api.pop("event_id")
     assert steady(of_command) == steady(of_api)
     assert any(value for value in of_api.values())
+    for changed in ("retried", "replayed", "discarded", "moved"):
+        assert of_api.get(changed, 1) == 1
 
 
-@pytest.mark.parametrize("action", ["retry", "replay", "discard", "move"])
-async def test_the_command_and_the_api_do_the_same(shown: Stage, action: str) -> None:
-    ids = await everything(shown.operated)
-    words, body = f"{action} {ids['failed']}", {"ids": [str(ids["failed"])], "dry_run": True}
-    if action == "move":
-        words, body = "move gone mail", {"from": "gone", "to": "mail", "dry_run": True}
-    of_api = await shown.post(f"/api/{action}", body)
-    assert await command(f"{words} --dry-run") == of_api
-    [changed] = [of_api[name] for name in ("retried", "replayed", "discarded", "moved") if name in of_api]
-    assert changed == 1
-
-
-@pytest.mark.parametrize("action", ["pause", "resume", "test"])
-async def test_the_command_and_the_api_treat_a_destination_alike(shown: Stage, action: str) -> None:
-    of_command = await command(f"{'send-test' if action == 'test' else action} mail")
-    of_api = await shown.post(f"/api/destinations/mail/{action}")
-    if action == "test":
-        assert of_command.pop("event_id") != of_api.pop("event_id")
-    assert of_command == of_api
+async def test_a_new_delivery_is_the_same(shown: Stage) -> None:
+    tail = asyncio.create_task(command("events tail --limit 1"))
+    while not tail.done():
+        shown.operated.emit("mail")
+        await asyncio.sleep(0.1)
+    listed = {one["id"]: one for one in (await shown.get("/api/events", limit=500))["events"]}
+    assert listed[(await tail)["id"]] == await tail
 
 
 async def test_counts_that_are_capped_are_the_same(shown: Stage, monkeypatch: pytest.MonkeyPatch) -> None:

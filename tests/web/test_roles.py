@@ -44,7 +44,7 @@ async def test_a_stranger_is_not_let_in(quick: Stage, subtests: pytest.Subtests)
         for headers in STRANGERS:
             with subtests.test(route=named(route), headers=headers):
                 # A client with too many wrong passwords gets no answer, which another test shows.
-                quick.web.logins, quick.web.bearers = Attempts(), Attempts()
+                quick.web.gate.logins, quick.web.gate.bearers = Attempts(), Attempts()
                 answer = await ask(quick, route, headers)
                 assert answer.status_code == 401, answer.text
                 assert answer.headers["www-authenticate"].startswith("Bearer")

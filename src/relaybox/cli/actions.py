@@ -30,13 +30,13 @@ Ids: TypeAlias = Annotated[
 Everything: TypeAlias = Annotated[bool, flag("All of them, without a filter.", "--all")]
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="DESTINATION")]
 
-WORDS: dict[Action, tuple[str, str]] = {
-    "retry": ("retried", "neither failed nor backing off"),
-    "replay": ("replayed", "not final yet, or without a destination"),
-    "discard": ("discarded", "being sent or final already"),
-    "move": ("moved", "being sent at this moment"),
+SKIPPED: dict[Action, str] = {
+    "retry": "neither failed nor backing off",
+    "replay": "not final yet, or without a destination",
+    "discard": "being sent or final already",
+    "move": "being sent at this moment",
 }
-"""For each action, its past tense and why it skips deliveries."""
+"""Why each action skips deliveries."""
 
 
 @bundled
@@ -192,20 +192,20 @@ def _confirm_shared(verb: str, done: Done) -> None:
 
 def _tell_done(verb: Action, what: Any, done: Done, bulk: Bulk) -> None:
     """Print the result; exit with 1 if an id or fingerprint is unknown, or an id changed nothing."""
-    past, why_not = WORDS[verb]
     unknown = [str(id_) for id_ in done.unknown]
     unmet = _unmet(what, done)
     if bulk.as_json:
         print_json(documents().done(verb, done, dry_run=bulk.dry_run))
     elif done.affected or not (unknown or done.skipped or unmet):
-        typer.echo(f"{'would have ' if bulk.dry_run else ''}{past} {done.affected:,}")
+        would = "would have " if bulk.dry_run else ""
+        typer.echo(f"{would}{documents().PAST[verb]} {done.affected:,}")
     if unknown:
         destination = getattr(what, "destination", None)
         where = "" if destination is None else f" for {destination}"
         note(f"no event and no delivery{where} has the id {', '.join(unknown)}")
     if done.skipped:
         idle = f" ({', '.join(map(str, done.idle))})" if done.idle and done.affected else ""
-        note(f"{done.skipped:,} left as they are: {why_not}{idle}")
+        note(f"{done.skipped:,} left as they are: {SKIPPED[verb]}{idle}")
     if unmet:
         note(unmet)
     if unknown or done.idle or unmet:

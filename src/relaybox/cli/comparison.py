@@ -18,6 +18,7 @@ from uuid import UUID
 
 from relaybox.cli.progress import reading_bar, with_bar
 from relaybox.core.settings import Destination
+from relaybox.core.text import at
 from relaybox.database.statements import histories as statements
 from relaybox.errors import ConfigError, StoreError, shorten
 from relaybox.operate.admin import Admin
@@ -61,23 +62,23 @@ class Fate(NamedTuple):
     times: int
 
 
-@dataclass(frozen=True, slots=True)
 class Histories:
     """The records and the rows of one destination.
 
     They are in a temporary SQLite database on disk with a cache of 64 MiB, so they need not fit into memory.
     """
 
-    database: sqlite3.Connection
+    def __init__(self, database: sqlite3.Connection) -> None:
+        self._database = database
 
     def record(self, records: Iterable[Record]) -> None:
         """Add records."""
         rows = ((place, event.bytes, digest) for place, event, digest in records)
-        self.database.executemany(statements.RECORD, rows)
+        self._database.executemany(statements.RECORD, rows)
 
     def commit(self, rows: Iterable[tuple[Entry, bool, bool]]) -> None:
         """Add rows, each with two flags: it counts as sent, and it is compared (not only known)."""
-        self.database.executemany(
+        self._database.executemany(
             statements.COMMIT,
             (
                 (
@@ -90,29 +91,29 @@ class Histories:
 
     def digests(self, event: UUID) -> Sequence[tuple[int, bytes]]:
         """Return the place and digest of each record of the event that has a payload."""
-        return self.database.execute(statements.DIGESTS, (event.bytes,)).fetchall()
+        return self._database.execute(statements.DIGESTS, (event.bytes,)).fetchall()
 
     def has_payloads(self) -> bool:
         """True if any record has a payload."""
-        return self.database.execute(statements.ANY_PAYLOAD).fetchone() is not None
+        return self._database.execute(statements.ANY_PAYLOAD).fetchone() is not None
 
     def size(self) -> int:
         """Return the number of records."""
-        return int(self.database.execute(statements.SIZE).fetchone()[0])
+        return int(self._database.execute(statements.SIZE).fetchone()[0])
 
     def fates(self) -> Iterator[Fate]:
         """Yield the events to compare, by key and position."""
-        for event, key, position, status, sent, created, *rest in self.database.execute(statements.FATES):
+        for event, key, position, status, sent, created, *rest in self._database.execute(statements.FATES):
             moment = EPOCH + timedelta(microseconds=created)
             yield Fate(UUID(bytes=event), key, position, status, bool(sent), moment, *rest)
 
     def left_out(self) -> int:
         """Return the number of recorded events that have rows, but none to compare."""
-        return int(self.database.execute(statements.LEFT_OUT).fetchone()[0])
+        return int(self._database.execute(statements.LEFT_OUT).fetchone()[0])
 
     def strangers(self) -> Iterator[tuple[UUID, int]]:
         """Yield recorded events that have no row, each with the place of its first record."""
-        for event, place in self.database.execute(statements.STRANGERS):
+        for event, place in self._database.execute(statements.STRANGERS):
             yield UUID(bytes=event), place
 
 
@@ -209,7 +210,7 @@ def _judged(fates: Iterator[Fate], terms: Terms, to: Comparison) -> Iterator[Any
         if fate.place is not None:
             _judge_recorded(fate, fate.place, terms, to)
         elif fate.sent:
-            text = f"was emitted at {fate.created:%Y-%m-%d %H:%M:%S} UTC, and its row says delivered"
+            text = f"was emitted at {at(fate.created)}, and its row says delivered"
             to.find("lost", fate.event, text)
             to.newest_lost = max(to.newest_lost or fate.created, fate.created)
             continue

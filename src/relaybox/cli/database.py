@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 import typer
 
 from relaybox.cli.options import Json, Prefix, Schema, flag, options
+from relaybox.cli.output import print_json
 from relaybox.core.values import mask_url
 
 if TYPE_CHECKING:
@@ -34,7 +35,7 @@ def migrate(
     version = migrations.current_version(settings.database, schema=settings.schema, prefix=settings.prefix)
     if as_json:
         database = mask_url(settings.database)
-        typer.echo(json.dumps({"database": database, "applied": applied, "version": version}))
+        print_json({"database": database, "applied": applied, "version": version}, compact=True)
         return
     where = given.shown_database(settings)
     for migration in migrations.MIGRATIONS:

@@ -12,7 +12,7 @@ import typer
 from relaybox.cli.options import Cursor, Json, Limit, bundled, option, parse_id, run
 from relaybox.cli.output import answer, complain, documents, plain, print_json, print_page, print_table
 from relaybox.core.commands import command
-from relaybox.core.text import age, at
+from relaybox.core.text import age, at, binary
 
 if TYPE_CHECKING:
     from uuid import UUID
@@ -201,7 +201,7 @@ def _described(detail: Detail, *, shared: bool) -> str:
           for one in detail.attempts),
     ]  # fmt: skip
     if content is not None:
-        size = f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
+        size = binary(content.payload_data, content.payload_encoding)
         lines += [("payload", size if content.payload is None else content.payload)]
         lines += [("headers", content.headers)]
     return "\n".join(f"{name:<13}{plain(value)}" for name, value in lines if value is not None)

@@ -9,7 +9,6 @@ import re
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
-from dataclasses import asdict
 from functools import partial
 from operator import attrgetter
 from typing import Any, TypeAlias
@@ -17,6 +16,7 @@ from urllib.parse import urlsplit
 
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.operate.admin import Admin
+from relaybox.operate.documents import health
 from relaybox.operate.health import Health, Problem
 from relaybox.operate.metrics import CONTENT_TYPE, Gauges, Latest, MetricsObserver
 from relaybox.operate.observers.flow import Flow
@@ -190,18 +190,15 @@ class Monitor:
         return Response(generate_latest(self._metrics.registry), headers={"content-type": CONTENT_TYPE})
 
     async def _ready(self, admin: Admin, relay: Relay) -> Response:
-        problems = [problem async for problem in self._problems(admin, relay)]
-        # Hide what follows the colon: addresses and texts of other systems, which not everybody may see.
-        shown = [asdict(problem) | {"reason": problem.reason.partition(":")[0]} for problem in problems]
-        document = {"ready": not problems, "problems": shown}
-        return JSONResponse(document, 503 if problems else 200)
+        problems = tuple([problem async for problem in self._problems(admin, relay)])
+        return JSONResponse(health(Health(not problems, problems)), 503 if problems else 200)
 
     async def _problems(self, admin: Admin, relay: Relay) -> AsyncIterator[Problem]:
-        health = await self._health.look(lambda: admin.health(STALLED))
-        silent = health is None or self._health.age > SILENT
+        latest = await self._health.look(lambda: admin.health(STALLED))
+        silent = latest is None or self._health.age > SILENT
         if silent:
-            yield Problem(None, "the database has not answered", None if health is None else self._health.age)
-        known = health.problems if health else ()
+            yield Problem(None, "the database has not answered", None if latest is None else self._health.age)
+        known = latest.problems if latest else ()
         for problem in known:
             yield problem
         for problem in self._own(relay, circuits=silent):

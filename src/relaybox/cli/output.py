@@ -8,6 +8,7 @@ from typing import Any, NoReturn, TypeVar
 
 import typer
 
+from relaybox.core.text import printable
 from relaybox.errors import ConfigError
 
 T = TypeVar("T")
@@ -64,7 +65,7 @@ def print_json(document: Any, *, compact: bool = False) -> None:
 
 def plain(text: object) -> str:
     """Replace unprintable characters, so that the text cannot control the terminal."""
-    return "".join(character if character.isprintable() else "�" for character in str(text))
+    return printable(str(text), "�")
 
 
 def print_table(headings: Sequence[str], rows: Sequence[Sequence[object]], whole: Sequence[int]) -> None:

@@ -52,10 +52,13 @@ def reading_bar(stream: BinaryIO) -> Any:
 
 
 class DrainProgress(Counter):
-    """Count the deliveries of a drain, and show the counts on one line of a terminal."""
+    """Count the deliveries of a drain by destination, and show the total on one line of a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Sequence[str]) -> None:
         super().__init__()
+        self.names = names
+        self.interrupted = False
+        """True if a signal ended the drain."""
         self._shows = sys.stderr.isatty()
         self._shown = 0.0
         self._began = time.monotonic()

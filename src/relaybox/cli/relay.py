@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -15,7 +15,7 @@ from relaybox.core.values import mask_url, parse_duration
 from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
-    from relaybox.operate.observers.count import Counter
+    from relaybox.cli.progress import DrainProgress
     from relaybox.outbox import Outbox
     from relaybox.relay.relay import Relay
 
@@ -85,19 +85,6 @@ def _log_start(outbox: Outbox, relay: Relay) -> None:
     )
 
 
-class Drained(NamedTuple):
-    """The result of a drain; ``stopped`` is True if a signal ended it."""
-
-    counter: Counter
-    names: list[str]
-    stopped: bool
-
-    @property
-    def counts(self) -> dict[str, dict[str, int]]:
-        """Return the counts of each destination."""
-        return {name: asdict(self.counter.counts[name]) for name in self.names}
-
-
 def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = False) -> None:
     """Deliver what is due now, then leave: for cron, deployments and tests.
 
@@ -105,11 +92,11 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
     """
     drained = run_drain(options(context), patience)
     answer(drained, as_json, drained_document, show_drained)
-    if drained.stopped:
+    if drained.interrupted:
         raise typer.Exit(1)
 
 
-def run_drain(given: Options, patience: str) -> Drained:
+def run_drain(given: Options, patience: str) -> DrainProgress:
     """Make deliveries due that wait without a reason, then deliver all that are due."""
     from relaybox.cli.application import check_all
     from relaybox.cli.progress import DrainProgress
@@ -117,28 +104,28 @@ def run_drain(given: Options, patience: str) -> Drained:
 
     seconds = parse_duration(patience, "--patience")
     outbox = check_all(given)
-    progress = DrainProgress()
+    progress = DrainProgress([one.name for one in outbox.settings.destinations])
     configure().addFilter(progress.make_room)
     relay = outbox.relay(patience=seconds, observers=[progress])
-    _, stopped = run_relay(relay, lambda: relay.drain(sweep=True), seconds)
-    return Drained(progress, [one.name for one in outbox.settings.destinations], stopped)
+    _, progress.interrupted = run_relay(relay, lambda: relay.drain(sweep=True), seconds)
+    return progress
 
 
-def drained_document(drained: Drained) -> dict[str, Any]:
+def drained_document(drained: DrainProgress) -> dict[str, Any]:
     """Return the result of a drain for ``--json``."""
-    held = drained.counter.held
+    held = drained.held
     about = {
-        name: {**count, "held": held[name].why if name in held else None}
-        for name, count in drained.counts.items()
+        name: {**asdict(drained.counts[name]), "held": held[name].why if name in held else None}
+        for name in drained.names
     }
-    return {**asdict(drained.counter.total), "destinations": about}
+    return {**asdict(drained.total), "destinations": about}
 
 
-def show_drained(drained: Drained) -> None:
+def show_drained(drained: DrainProgress) -> None:
     """Print the result of a drain."""
-    rows = [[name, *(f"{number:,}" for number in count.values())] for name, count in drained.counts.items()]
+    rows = [[name, *map("{:,}".format, asdict(drained.counts[name]).values())] for name in drained.names]
     print_table(["DESTINATION", "DELIVERED", "RETRIED", "FAILED"], rows, range(4))
-    for name, why in drained.counter.held.items():
+    for name, why in drained.held.items():
         if name in drained.names:
             state = "paused" if why.why == "paused" else "circuit open"
             typer.echo(plain(f"{name}: {state}{': ' + why.reason if why.reason else ''}"))

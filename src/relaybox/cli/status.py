@@ -13,7 +13,7 @@ import typer
 from relaybox.cli.options import Json, actor, flag, option, options, run
 from relaybox.cli.output import answer, documents, plain, print_table
 from relaybox.core.commands import Program, command
-from relaybox.core.text import age, at
+from relaybox.core.text import age, at, circuit_word, stated
 from relaybox.core.values import parse_duration
 from relaybox.errors import ConfigError
 
@@ -78,12 +78,10 @@ def _notes(one: DestinationStats) -> Iterator[str]:
 
     place = one.place
     if place is not None and place.paused:
-        reason = place.pause_reason or "no reason given"
-        yield f"paused by {place.paused_by} until {pause_end(place)} ({reason})"
+        yield f"paused by {place.paused_by} until {pause_end(place)} ({stated(place.pause_reason)})"
     if place is not None and place.circuit != "closed":
         until = "" if place.circuit_until is None else f" until {at(place.circuit_until)}"
-        circuit = f"circuit {place.circuit.replace('_', '-')}"
-        yield f"{circuit}{until} ({place.circuit_reason or 'no reason given'})"
+        yield f"circuit {circuit_word(place.circuit)}{until} ({stated(place.circuit_reason)})"
     elif one.counts.retrying:
         error = " ".join(one.counts.retrying.split())
         verb = "waits" if one.counts.scheduled == 1 else "wait"

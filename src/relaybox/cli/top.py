@@ -25,7 +25,7 @@ from relaybox.core.text import age, plural, short_lag
 from relaybox.errors import RelayboxError
 from relaybox.operate.admin import Admin, DestinationStats, Series, Stats
 from relaybox.operate.documents import counted
-from relaybox.operate.why import is_alive
+from relaybox.operate.why import is_alive, is_leader, last_error
 from relaybox.sinks.sink import describe
 from relaybox.stores.ledger import Entry, Filter, Relay
 
@@ -213,9 +213,10 @@ def _relays(relays: Sequence[Relay], width: int) -> Iterator[Text]:
         return
     yield _line(plural(len(alive), "relay"), "bold", width)
     for relay in alive[:RELAYS]:
-        leads = relay.leads_until is not None and relay.leads_until > relay.seen_at
         up = age((relay.seen_at - relay.started_at).total_seconds())
-        yield _line(f"  {relay.name}  {relay.version}  up {up}{'  leads' if leads else ''}", "", width)
+        yield _line(
+            f"  {relay.name}  {relay.version}  up {up}{'  leads' if is_leader(relay) else ''}", "", width
+        )
     if len(alive) > RELAYS:
         yield _line(f"  and {len(alive) - RELAYS} more", "dim", width)
 
@@ -226,8 +227,8 @@ def _failures(frame: Frame, width: int) -> Iterator[Text]:
     yield _line("newest failures", "bold", width)
     for entry in frame.failures:
         since = age((entry.seen_at - entry.updated_at).total_seconds())
-        error = " ".join((entry.error_message or "no error on record").split())
-        yield _line(f"  {since:>4} {entry.destination}  {entry.event_type}  {error}", "", width)
+        text = f"  {since:>4} {entry.destination}  {entry.event_type}  {last_error(entry)}"
+        yield _line(text, "", width)
 
 
 class LiveScreen:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -72,56 +73,37 @@ def distance(moment: datetime, now: datetime) -> str:
     return f"in {duration(seconds)}" if seconds > 0 else f"{duration(-seconds)} ago"
 
 
-def largest(seconds: float) -> tuple[int, str]:
-    """Return a duration as whole units of the largest one that it holds: 200 seconds are 3 and ``min``."""
-    whole = max(0, int(seconds))
-    size, unit = next((unit for unit in UNITS if whole >= unit[0]), UNITS[-1])
-    return whole // size, unit
+def duration(seconds: float | None, *, ms: str = "", s: str = "", parts: int = 1, gap: str = GAP) -> str:
+    """Return a duration in its largest unit, such as ``3 min``, or in its ``parts`` largest units.
 
-
-def duration(seconds: float | None) -> str:
-    """Return a duration in its largest unit, such as ``3 min``."""
+    ``ms`` and ``s`` are the formats of milliseconds and of less than ten seconds; then the rest is rounded,
+    else cut. Without a ``gap``, units have one letter.
+    """
     if seconds is None:
         return NOTHING
-    count, unit = largest(seconds)
-    return f"{count}{GAP}{unit}"
-
-
-def age(seconds: float) -> str:
-    """Return a duration in its largest unit, such as ``3m``: for terminals."""
-    count, unit = largest(seconds)
-    return f"{count}{unit[0]}"
-
-
-def lag(seconds: float | None) -> str:
-    """Return a duration with two or three digits, such as ``42 ms`` or ``1.3 s``."""
-    if seconds is None or seconds >= 10:
-        return duration(seconds)
-    return f"{seconds * 1000:.3g}{GAP}ms" if seconds < 1 else f"{seconds:.2g}{GAP}s"
-
-
-def short_lag(seconds: float) -> str:
-    """Return a duration such as ``42ms``, ``1.3s`` or ``3m``: for terminals."""
-    if seconds < 1:
-        return f"{seconds * 1000:.0f}ms"
-    return f"{seconds:.1f}s" if seconds < 60 else age(seconds)
-
-
-def span(seconds: float) -> str:
-    """Return a duration in two units at most: ``12 ms``, ``1.5 s``, ``3 min 20 s``, ``2 h``."""
-    if seconds < 0.9995:
-        return f"{max(seconds, 0.0) * 1000:.0f} ms"
-    if seconds < 9.95:
-        return f"{seconds:.1f} s"
-    rest = round(seconds)
-    parts = []
+    if ms and seconds < 0.9995:
+        return f"{max(seconds, 0.0) * 1000:{ms}}{gap}ms"
+    if s and seconds < 9.95:
+        return f"{seconds:{s}}{gap}s"
+    rest = max(0, round(seconds) if s else int(seconds))
+    found = []
     for size, unit in UNITS:
         whole, rest = divmod(rest, size)
         if whole:
-            parts.append(f"{whole} {unit}")
-        elif parts:
+            found.append(f"{whole}{gap}{unit if gap else unit[0]}")
+        elif found:
             break
-    return " ".join(parts[:2])
+    return " ".join(found[:parts]) or f"0{gap}s"
+
+
+lag = partial(duration, ms=".3g", s=".2g")
+"""As pages and charts show delays: ``42.1 ms``, ``1.3 s``, ``3 min``."""
+
+age, short_lag = partial(duration, gap=""), partial(duration, ms=".0f", s=".1f", gap="")
+"""As tables on terminals show ages, ``3m``, and delays, ``42ms`` and ``1.3s``."""
+
+span = partial(duration, ms=".0f", s=".1f", parts=2, gap=" ")
+"""As logs show them: ``12 ms``, ``1.5 s``, ``3 min 20 s``."""
 
 
 def rate(per_second: float | None) -> str:
@@ -137,6 +119,11 @@ def size(count: int) -> str:
         if count >= unit:
             return f"{count / unit:.3g}{GAP}{name}"
     return f"{count}{GAP}B"
+
+
+def binary(data: bytes | None, encoding: str | None) -> str:
+    """Say what a binary payload is, such as ``1,024 bytes of zstd+json``."""
+    return f"{len(data or b''):,} bytes of {encoding}"
 
 
 def number(value: float | None) -> str:
@@ -158,7 +145,28 @@ def plural(count: int, noun: str, more: str = "") -> str:
     return f"1 {noun}" if count == 1 else f"{count:,}{more} {several}"
 
 
+def stated(reason: str | None) -> str:
+    """Return the reason for which something is held up, or say that there is none."""
+    return reason or "no reason given"
+
+
+def circuit_word(state: str) -> str:
+    """Return the state of a circuit as people write it: ``half-open``."""
+    return state.replace("_", "-")
+
+
 def shortened(text: str | None, length: int = 120) -> str:
     """Return the beginning of a text, on one line."""
     line = " ".join((text or "").split())
     return line if len(line) <= length else f"{line[: length - 1]}…"
+
+
+def cut(text: str, longest: int) -> str:
+    """Return the beginning of a long text, and how much more there is."""
+    left = len(text) - longest
+    return text if left <= 0 else f"{text[:longest]}\n… and {left:,} characters more"
+
+
+def printable(text: str, instead: str) -> str:
+    """Replace each character that is not printable, such as those that control a terminal."""
+    return text if text.isprintable() else "".join(one if one.isprintable() else instead for one in text)

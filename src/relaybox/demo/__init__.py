@@ -59,7 +59,7 @@ def run(seconds: float) -> int:
 
             scenario = Scenario(supervisor, seconds)
             finished = scenario.run()
-            verdicts, reasons = supervisor.judge(scenario.outages), supervisor.reasons()
+            verdicts, reasons = supervisor.judge(scenario.outages), supervisor.rows.reasons()
     except Broken as error:
         console.print(f"demo: {error}", style="bold red", markup=False)
         return 1

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.util import find_spec
 from multiprocessing import parent_process
@@ -65,6 +65,44 @@ class Part(ForkProcess):
         self.terminate()
         self.join(STOP_SECONDS)
         self.kill()
+
+
+class Parts:
+    """The running parts, by name."""
+
+    def __init__(self, workspace: Workspace, work: Mapping[str, Callable[[Workspace], None]]) -> None:
+        self.running: dict[str, Part] = {}
+        self.stopped: set[str] = set()
+        self._workspace = workspace
+        self._work = work
+
+    def start(self, name: str) -> Part:
+        """Start a part, without waiting until it is ready."""
+        part = self.running[name] = Part(self._workspace, name, self._work[name])
+        return part
+
+    def kill(self, name: str) -> int | None:
+        """Kill a part with SIGKILL and return its process id."""
+        part = self.running.pop(name)
+        part.kill()
+        return part.pid
+
+    def stop(self, name: str) -> None:
+        """Ask a part to end in order."""
+        self.running.pop(name).stop()
+        self.stopped.add(name)
+
+    def check(self) -> None:
+        """Raise ``Broken`` if a part failed."""
+        for part in self.running.values():
+            part.check()
+
+    def end(self) -> None:
+        """Kill all parts."""
+        with ExitStack() as endings:
+            for part in self.running.values():
+                endings.callback(part.kill)
+        self.running.clear()
 
 
 def _work(work: Callable[[Workspace], None], workspace: Workspace, log: Path) -> None:

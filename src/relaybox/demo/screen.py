@@ -26,19 +26,13 @@ STYLES = {"good": "green", "bad": "bold red", "waiting": "yellow"}
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """The current state of a part; ``mood`` is good, bad or waiting."""
+    """The current state of a part; ``mood`` is good, bad or waiting. ``arrived`` is a destination's."""
 
     name: str
     state: str
     mood: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bar(Line):
-    """A destination and its number of arrived events."""
-
-    arrived: int
-    duplicates: int
+    arrived: int | None = None
+    duplicates: int = 0
 
 
 class Lines:
@@ -57,7 +51,7 @@ class Lines:
         if elapsed < self._next:
             return
         self._next = elapsed + LINE_EVERY
-        arrived = ", ".join(f"{part.name} {part.arrived}" for part in parts if isinstance(part, Bar))
+        arrived = ", ".join(f"{part.name} {part.arrived}" for part in parts if part.arrived is not None)
         self.say(elapsed, f"    {committed} events committed; arrived: {arrived}")
 
 
@@ -77,8 +71,8 @@ class Dashboard:
     def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[Line]) -> None:
         """Draw the picture."""
         title = Text.assemble(("relaybox demo", "bold"), f" · {doing} · {elapsed:.1f} s")
-        bars = [part for part in parts if isinstance(part, Bar)]
-        picture = Group(_lines([part for part in parts if not isinstance(part, Bar)]), _bars(bars, committed))
+        lines = _lines([part for part in parts if part.arrived is None])
+        picture = Group(lines, _bars([part for part in parts if part.arrived is not None], committed))
         self._picture = Panel(picture, title=title, title_align="left", padding=(0, 1))
         self._draw()
 
@@ -113,23 +107,24 @@ def _lines(lines: Sequence[Line]) -> Table:
     return grid
 
 
-def _bars(bars: Sequence[Bar], committed: int) -> Table:
+def _bars(bars: Sequence[Line], committed: int) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=NAME_WIDTH, style="bold")
     grid.add_column()
     grid.add_column(justify="right")
     for bar in bars:
-        style = "red" if bar.mood == "bad" else "green" if bar.arrived >= committed else "yellow"
+        arrived = bar.arrived or 0
+        style = "red" if bar.mood == "bad" else "green" if arrived >= committed else "yellow"
         progress = ProgressBar(
             total=max(committed, 1),
-            completed=bar.arrived,
+            completed=arrived,
             width=BAR_WIDTH,
             complete_style=style,
             finished_style=style,
         )
         again = f"; {bar.duplicates} twice" if bar.duplicates else ""
         state = Text(bar.state + again, STYLES[bar.mood])
-        grid.add_row(bar.name, progress, f"{bar.arrived}/{committed}", state)
+        grid.add_row(bar.name, progress, f"{arrived}/{committed}", state)
     return grid
 
 

@@ -27,7 +27,6 @@ from relaybox.demo.workspace import (
     RECEIVERS,
     WEBHOOK,
     Change,
-    Fault,
     Journal,
     Placed,
     Receipt,
@@ -196,7 +195,7 @@ class Receiver:
         self._webhooks = Webhooks(workspace.secret(), tolerance="5m", max_body="1MiB")
         self._moody = name == FLAKY
         self._received = Journal(workspace.journal(name, Receipt))
-        self._refused = Journal(workspace.journal(name, Fault))
+        self._refused = Journal(workspace.journal(name, str))
 
     async def receive(self, request: web.Request) -> web.Response:
         """Answer a request."""
@@ -217,7 +216,7 @@ class Receiver:
         return web.Response()
 
     def _refuse(self, status: str, kind: str | None = None) -> web.Response:
-        self._refused.write(Fault(kind or status))
+        self._refused.write(kind or status)
         return web.Response(status=int(status))
 
 

@@ -44,12 +44,6 @@ class Placed(Struct, frozen=True):
     undone: str | None = None
 
 
-class Fault(Struct, frozen=True):
-    """A receiver did not acknowledge; ``kind`` says how it failed."""
-
-    kind: str
-
-
 @contextmanager
 def _locked(file: int, kind: int) -> Iterator[None]:
     """Lock the file, because some file systems show readers half a write."""
@@ -66,7 +60,7 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
 
-    def write(self, record: Struct) -> None:
+    def write(self, record: Struct | str) -> None:
         """Append a record; after this, only a crash of the machine can lose it."""
         with _locked(self._file, fcntl.LOCK_EX):
             os.write(self._file, json.encode(record) + b"\n")
@@ -119,7 +113,7 @@ class Workspace(Struct, frozen=True):
         """Return the setting of the secret that the relay signs with and the receivers verify with."""
         return f"file:{self.path(SECRET)}"
 
-    def journal(self, owner: str, kind: type[Struct]) -> Path:
+    def journal(self, owner: str, kind: type[Struct | str]) -> Path:
         """Return the file for records of a kind from the shop or a destination."""
         return self.path(f"{owner}.{kind.__name__}")
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict
 from datetime import UTC, datetime
 from types import GenericAlias
 from typing import Any, Literal, TypeAlias, TypeVar, get_type_hints
@@ -18,10 +19,10 @@ from msgspec import Struct, defstruct
 
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
-from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Failures, Rows, Stats
+from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Rows, Stats
 from relaybox.operate.admin_actions import Action, Done
-from relaybox.operate.health import Problem
-from relaybox.operate.history import FailureGroup, Point
+from relaybox.operate.health import Health
+from relaybox.operate.history import Failures
 from relaybox.operate.why import Reason, is_alive
 from relaybox.stores.journal import AuditRow, Operation
 from relaybox.stores.ledger import Attempt, Content, Counts, Entry, Page, Place, Relay
@@ -98,7 +99,6 @@ StatsDocument = document(
 )
 
 EventDocument = document("Event", "A delivery: one event for one destination.", **_entry())
-AttemptDocument = document("Attempt", "An attempt that failed.", **_like(Attempt))
 DetailDocument = document(
     "Detail",
     "A delivery with what it carries, redacted; of a binary payload, its size.",
@@ -107,7 +107,7 @@ DetailDocument = document(
     payload_encoding=str | None,
     payload_size=int | None,
     headers=Any,
-    failed_attempts=[AttemptDocument],
+    failed_attempts=[Attempt],
 )
 
 
@@ -131,7 +131,6 @@ DeadLetterDocument = document(
     origin=str | None,
     reason=str | None,
 )
-FailureDocument = document("Failure", "Failed deliveries whose errors are alike.", **_like(FailureGroup))
 
 PAST: Mapping[Action, str] = {
     "retry": "retried",
@@ -156,12 +155,6 @@ DONE: Mapping[Action, type[Struct]] = {
 OperationDocument = document(
     "Operation", "A bulk action in the background: how far it is.", **_like(Operation, details=Any)
 )
-
-AuditDocument = document("Audit", "Who did what.", **_like(AuditRow, details=Any))
-PointDocument = document(
-    "Point", "One step of a chart: events a second, counts, and seconds.", **_like(Point)
-)
-TroubleDocument = document("Trouble", "A reason for which work does not flow.", **_like(Problem))
 
 
 def to_json(document: Any, **layout: Any) -> str:
@@ -265,7 +258,7 @@ def _detail(found: Detail, read: Read) -> Struct:
         payload_encoding=content.payload_encoding,
         payload_size=None if content.payload_data is None else len(content.payload_data),
         headers=read(content.headers),
-        failed_attempts=each(AttemptDocument, found.attempts),
+        failed_attempts=found.attempts,
     )
 
 
@@ -282,8 +275,7 @@ def _reason(found: Reason) -> ReasonDocument:
 
 def failures(found: Failures) -> dict[str, Any]:
     """Return failures in groups."""
-    groups = each(FailureDocument, found.groups)
-    return {"failures": groups, "looked_at": found.looked_at, "capped": found.capped}
+    return {"failures": found.groups, "looked_at": found.looked_at, "capped": found.capped}
 
 
 def dead_letters(found: Rows[DeadLetterRow], cursor: object | None) -> dict[str, Any]:
@@ -298,9 +290,15 @@ def done(action: Action, result: Done, *, dry_run: bool, capped: bool = False) -
     return DONE[action](**{PAST[action]: result.affected}, **about)
 
 
+def health(found: Health) -> dict[str, Any]:
+    """Return whether work flows, for anybody: without what follows a colon, texts of other systems."""
+    about = [{**asdict(one), "reason": one.reason.partition(":")[0]} for one in found.problems]
+    return {"ready": found.ready, "problems": about}
+
+
 def audits(found: Rows[AuditRow], cursor: object | None) -> dict[str, Any]:
     """Return a page of what operators did."""
-    return {"audit": each(AuditDocument, found.rows), "cursor": cursor}
+    return {"audit": found.rows, "cursor": cursor}
 
 
 def made(kind: type[T], value: object, **more: Any) -> T:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from relaybox.core.text import circuit_word, stated
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Flow
 from relaybox.stores.ledger import Place, Relay
@@ -49,9 +50,8 @@ def judge(
     for name, flow in sorted(open_for_work.items()):
         place = places.get(name)
         if place is not None and place.circuit != "closed":
-            reason = place.circuit_reason or "no reason given"
             # No record says since when: each probe updates the row of the destination and of what it tried.
-            text = f"its circuit is {place.circuit.replace('_', '-')}: {reason}"
+            text = f"its circuit is {circuit_word(place.circuit)}: {stated(place.circuit_reason)}"
             problems.append(Problem(name, text, None))
         elif alive and (flow.due_seconds or 0.0) >= stalled_after[name] and not flow.settles:
             problems.append(Problem(name, "work is due and nothing settles", flow.due_seconds))

@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 from relaybox.core.clock import uptime
 from relaybox.core.fingerprint import error_class
 from relaybox.core.outcome import Delivered, Failed, Retried
+from relaybox.core.text import printable
 from relaybox.core.values import identifier
 from relaybox.errors import ConfigError, MissingExtra
 from relaybox.operate.admin import Admin, DestinationStats
@@ -66,16 +67,17 @@ LONGEST = 100
 _PENDING = f"Deliveries that wait or are being sent; {CAPPED_AT} stands for that many or more."
 _FAILED = "Deliveries that failed for good; 10000 stands for that many or more."
 
+PUBLISHED, SETTLED, REFUSED = "outbox_messages_published", "outbox_events", "outbox_publish_errors"
+LOST, SHADOWED = "outbox_lease_lost", "outbox_shadowed"
+
 # In the order in which their values are added.
 RELAY = {
     CounterMetricFamily: {
-        "outbox_messages_published": "Deliveries that were acknowledged.",
-        "outbox_events": "Settled attempts by what became of them: delivered, retried or failed.",
-        "outbox_publish_errors": "Attempts that were not acknowledged, by the class of the error.",
-        "outbox_lease_lost": "Leases that another relay took over, whose events may have been sent twice.",
-        "outbox_shadowed": (
-            "Deliveries that were settled without being sent, because they were emitted in shadow."
-        ),
+        PUBLISHED: "Deliveries that were acknowledged.",
+        SETTLED: "Settled attempts by what became of them: delivered, retried or failed.",
+        REFUSED: "Attempts that were not acknowledged, by the class of the error.",
+        LOST: "Leases that another relay took over, whose events may have been sent twice.",
+        SHADOWED: ("Deliveries that were settled without being sent, because they were emitted in shadow."),
     },
     HistogramMetricFamily: {
         "outbox_publish_latency_seconds": "From emit to acknowledgement, waits between attempts included.",
@@ -112,9 +114,9 @@ OUTBOX = {
 }
 DESTINATION = ("destination",)
 LABELS: dict[str, tuple[str, ...]] = {
-    "outbox_messages_published": ("aggregate_type", "event_type", "destination"),
-    "outbox_events": ("event_type", "status"),
-    "outbox_publish_errors": ("error_type", "destination"),
+    PUBLISHED: ("aggregate_type", "event_type", "destination"),
+    SETTLED: ("event_type", "status"),
+    REFUSED: ("error_type", "destination"),
     "outbox_processing_duration_seconds": ("event_type", "destination"),
     **dict.fromkeys(("outbox_relays", "outbox_scrape_last_success_timestamp", "outbox_scrape_errors"), ()),
 }
@@ -148,8 +150,9 @@ class MetricsObserver(Observer):
         self._clock = clock
         self._wall = wall
         self._types, self._kinds, self._error_types = Known(TYPES), Known(TYPES), Known(ERRORS)
-        self._counted: list[Counter[tuple[str, ...]]] = [Counter() for _ in range(5)]
-        self._published, self._events, self._errors, self._lost, self._shadowed = self._counted
+        self._counts: dict[str, Counter[tuple[str, ...]]] = {
+            name: Counter() for name in RELAY[CounterMetricFamily]
+        }
         self._latency: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(LATENCY))
         self._duration: defaultdict[tuple[str, ...], Histogram] = defaultdict(lambda: Histogram(DURATION))
         self._overdue: dict[str, int] = {}
@@ -163,10 +166,10 @@ class MetricsObserver(Observer):
     def claimed(self, destination: str, claim: Claim) -> None:
         """Count deliveries that the claim failed; they have no send of their own."""
         # Create the counter now, so that its first increase is visible.
-        self._lost[label(destination),] += 0
+        self._counts[LOST][label(destination),] += 0
         for delivery in claim.failed:
-            self._events[*self._types[delivery.event_type,], "failed"] += 1
-            self._errors["RelayDied", label(destination)] += 1
+            self._counts[SETTLED][*self._types[delivery.event_type,], "failed"] += 1
+            self._counts[REFUSED]["RelayDied", label(destination)] += 1
 
     def sent(self, destination: str, sends: Sends) -> None:
         """Record how long each send took, and the lag from emit to acknowledgement."""
@@ -183,25 +186,25 @@ class MetricsObserver(Observer):
 
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Count outcomes by type."""
-        place = label(destination)
-        self._lost[place,] += len(lost)
+        place, events = label(destination), self._counts[SETTLED]
+        self._counts[LOST][place,] += len(lost)
         ours = [s for s in settlements if s.delivery.id not in lost] if lost else settlements
         sent = [(d.aggregate_type, d.event_type) for d, o in ours if type(o) is Delivered and not o.shadow]
         delivered = Counter(sent)
         for kind, count in delivered.items():
-            self._published[*self._kinds[kind], place] += count
-            self._events[*self._types[kind[1],], "delivered"] += count
+            self._counts[PUBLISHED][*self._kinds[kind], place] += count
+            events[*self._types[kind[1],], "delivered"] += count
         if delivered.total() < len(ours):
             for delivery, outcome in ours:
                 if isinstance(outcome, Delivered):
-                    self._shadowed[place,] += outcome.shadow
+                    self._counts[SHADOWED][place,] += outcome.shadow
                 elif isinstance(outcome, Retried | Failed):
                     status = "retried" if isinstance(outcome, Retried) else "failed"
-                    self._events[*self._types[delivery.event_type,], status] += 1
+                    events[*self._types[delivery.event_type,], status] += 1
 
     def extended(self, destination: str, lost: frozenset[UUID]) -> None:
         """Count lost leases."""
-        self._lost[label(destination),] += len(lost)
+        self._counts[LOST][label(destination),] += len(lost)
 
     def overdue(self, destination: str, count: int) -> None:
         """Record the number of threads that cannot be stopped."""
@@ -218,9 +221,9 @@ class MetricsObserver(Observer):
     def collect(self) -> Iterator[Metric]:
         """Yield everything counted so far."""
         counters, histograms, [overdue, canary_seconds, canary_times] = _families(self._prefix, RELAY)
-        for counter, counts in zip(counters, self._counted, strict=True):
+        for counter, name in zip(counters, RELAY[CounterMetricFamily], strict=True):
             # The relay goes on in another thread.
-            for labels, count in list(counts.items()):
+            for labels, count in list(self._counts[name].items()):
                 counter.add_metric(labels, count)
             yield counter
         for histogram, durations in zip(histograms, (self._latency, self._duration), strict=True):
@@ -258,7 +261,7 @@ class MetricsObserver(Observer):
                 kind = error_class(text) if isinstance(text, str) else "Error"
                 # If the text does not name a class, use the type of the answer.
                 name = type(answer).__name__ if kind == "Error" else kind
-                self._errors[*self._error_types[name,], place] += 1
+                self._counts[REFUSED][*self._error_types[name,], place] += 1
 
 
 class Histogram:
@@ -302,10 +305,7 @@ class Known(dict[tuple[str, ...], tuple[str, ...]]):
 
 def label(text: str) -> str:
     """Return outside text as a label: one printable line of limited length."""
-    cut = text[:LONGEST]
-    if cut.isprintable():
-        return cut
-    return "".join(character if character.isprintable() else "?" for character in cut)
+    return printable(text[:LONGEST], "?")
 
 
 class Latest(Generic[T]):

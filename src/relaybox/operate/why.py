@@ -10,7 +10,7 @@ from typing import Literal, TypeAlias
 from uuid import UUID
 
 from relaybox.core.commands import Program, command
-from relaybox.core.text import at, plural
+from relaybox.core.text import at, plural, stated
 from relaybox.stores.ledger import Entry, Place, Relay, State
 
 SILENT = timedelta(seconds=15)
@@ -103,7 +103,7 @@ def _final(entry: Entry, shared: Collection[UUID]) -> Reason:
         return Reason(entry, "unknown_status", text)
     failed = f"failed at {at(entry.updated_at)} after {plural(entry.attempts, 'attempt')}{crashes}"
     fix = advice(entry, shared=entry.event_id in shared)
-    return Reason(entry, "failed", f"{failed}: {_error(entry)}; {fix}")
+    return Reason(entry, "failed", f"{failed}: {last_error(entry)}; {fix}")
 
 
 def _sending(entry: Entry, timeout: float | None) -> Reason:
@@ -124,7 +124,7 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
     name = entry.destination
     if place is not None and place.paused:
         paused = f"paused by {place.paused_by} at {at(place.paused_at)}"
-        about = f"({place.pause_reason or 'no reason given'}) until {pause_end(place)}"
+        about = f"({stated(place.pause_reason)}) until {pause_end(place)}"
         text = f"waits because destination {name!r} was {paused} {about}; {command(f'resume {name}')}"
         return Reason(entry, "paused", text, place.paused_until)
     if place is not None and place.circuit != "closed":
@@ -145,7 +145,7 @@ def pause_end(place: Place) -> str:
 
 
 def _circuit(entry: Entry, place: Place) -> Reason:
-    reason = place.circuit_reason or "no reason given"
+    reason = stated(place.circuit_reason)
     waits = f"waits because the circuit of destination {place.name!r} is"
     if place.circuit == "half_open":
         text = f"{waits} half-open ({reason}): a probe is on its way"
@@ -164,7 +164,7 @@ def _waiting(entry: Entry) -> Reason:
     # An attempt that found the destination unavailable is given back.
     unavailable = "because its destination was unavailable, which is not counted as an attempt"
     cause = f"after {_attempt(entry)}, which failed" if entry.attempts else unavailable
-    text = f"backs off {cause}: {_error(entry)}; the next one is at {at(entry.next_attempt_at)}"
+    text = f"backs off {cause}: {last_error(entry)}; the next one is at {at(entry.next_attempt_at)}"
     return Reason(entry, "backing_off", text, entry.next_attempt_at)
 
 
@@ -192,8 +192,14 @@ def _attempt(entry: Entry) -> str:
     return f"attempt {entry.attempts} of {entry.max_attempts}"
 
 
-def _error(entry: Entry) -> str:
+def last_error(entry: Entry) -> str:
+    """Return the error of the last attempt on one line."""
     return " ".join((entry.error_message or "no error on record").split())
+
+
+def is_leader(relay: Relay) -> bool:
+    """True if the relay did the upkeep when it was seen."""
+    return relay.leads_until is not None and relay.leads_until > relay.seen_at
 
 
 def is_alive(relay: Relay) -> bool:

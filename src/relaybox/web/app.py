@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from secrets import token_bytes
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
@@ -50,16 +49,12 @@ class Web:
         self.settings = settings
         self.routes = tuple(routes)
         self.service = Service(outbox)
-        self.users = auth.Users(known)
-        self.sessions = auth.Sessions(known, secret)
+        self.gate = login.Gate(known, secret, self.service)
         self.csrf = security.Csrf(key("csrf"))
         self.cursors = auth.Cursors(key("cursor"))
-        self.logins, self.bearers = login.Attempts(), login.Attempts()
-        self.audited = login.Budget()
         self.rules = Rules.of(settings.redact)
         self.live = Live()
         self._has_pages = any(route.kind == "page" for route in self.routes)
-        self._recalled = False
         self._router = routing.Router(
             [routing.Route(path, _Address(self, found)) for path, found in by_path(self.routes).items()],
             redirect_slashes=False,
@@ -117,7 +112,7 @@ class Web:
     async def _answer(self, request: Request, routes: Sequence[Route]) -> Response:
         _decode_path(request.scope)
         route = _chosen(request, routes)
-        if not self.users:
+        if not self.gate.users:
             security.check_local(request)
         elif route is None or route.kind != "open":
             # Probes and scrapers use the address of the process, not its name.
@@ -125,7 +120,8 @@ class Web:
         if route is None:
             return _without_route(request, routes)
         security.check_origin(request)
-        user = request.state.user = await self._user(request, route)
+        user = await self.gate.user(request, required=route.role is not None)
+        request.state.user = user
         request.state.csrf = self.csrf.shown(request, "" if user is None else user.session)
         if route.role is not None:
             if user is None:
@@ -139,21 +135,6 @@ class Web:
         async with asyncio.timeout(PATIENCE):
             answered = await route.endpoint(request)
         return answered if isinstance(answered, Response) else answer(answered)
-
-    async def _user(self, request: Request, route: Route) -> auth.User | None:
-        if self.users and not self._recalled and auth.COOKIE in request.cookies and route.role is not None:
-            await login.recall(self)
-            self._recalled = True
-        try:
-            return auth.authenticate(request, self.users, self.sessions)
-        except Problem:
-            if route.role is None:
-                return None
-            # Only wrong tokens are limited: clients behind one address must not lock each other out.
-            client = security.client_address(request)
-            self.bearers.check(client)
-            await login.refused(request, client, self.bearers)
-            raise
 
     async def _read(self, request: Request, route: Route, user: auth.User | None) -> None:
         """Read query, body or form into ``request.state``; check the CSRF token of browsers."""
@@ -177,16 +158,16 @@ def wants_html(request: Request) -> bool:
     return "text/html" in request.headers.get("accept", "").lower()
 
 
-@dataclass(frozen=True, slots=True)
 class _Address:
     """The routes of one path: an ASGI application, so that Starlette passes it every method."""
 
-    web: Web
-    routes: Sequence[Route]
+    def __init__(self, web: Web, routes: Sequence[Route]) -> None:
+        self._web = web
+        self._routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         request = Request(scope, receive)
-        response = await self.web.respond(request, self.routes)
+        response = await self._web.respond(request, self._routes)
         if response is None:
             return
         if request.method != "HEAD":

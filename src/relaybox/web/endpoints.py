@@ -23,6 +23,9 @@ from relaybox.errors import did_you_mean
 from relaybox.operate import documents
 from relaybox.operate.admin_actions import Action, Done, Named
 from relaybox.operate.health import Health
+from relaybox.operate.health import Problem as FlowProblem
+from relaybox.operate.history import FailureGroup, Point
+from relaybox.stores.journal import AuditRow
 from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import read, schemas
 from relaybox.web.auth import number
@@ -54,7 +57,7 @@ async def stats(request: Request) -> Any:
     return _redacted(request, documents.stats(await admin.stats(), await admin.destinations()))
 
 
-@answers("Series", step_seconds=float, points=[documents.PointDocument])
+@answers("Series", step_seconds=float, points=[Point])
 async def series(request: Request) -> Any:
     """Return the samples of the last hours, from which the charts are drawn."""
     query: schemas.SeriesQuery = request.state.query
@@ -115,7 +118,7 @@ async def _found(
     raise Problem(404, f"No {what} has the id {id_}.")
 
 
-@answers("Failures", failures=[documents.FailureDocument], looked_at=int, capped=bool)
+@answers("Failures", failures=[FailureGroup], looked_at=int, capped=bool)
 async def failures(request: Request) -> Any:
     """Group what failed for good by the same destination and the same error.
 
@@ -263,7 +266,7 @@ async def _known(request: Request) -> str:
     return name
 
 
-@answers("Audits", audit=[documents.AuditDocument], cursor=str | None)
+@answers("Audits", audit=[AuditRow], cursor=str | None)
 async def audit(request: Request) -> Any:
     """List what operators did, newest first."""
     return await _page(request, "audit", request.state.admin.audits, number, documents.audits)
@@ -275,16 +278,12 @@ async def livez(request: Request) -> Any:
     return {"alive": True}
 
 
-@answers("Health", ready=bool, problems=[documents.TroubleDocument])
+@answers("Health", ready=bool, problems=[FlowProblem])
 async def readyz(request: Request) -> Response:
     """Check that work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
-    document = _redacted(request, health)
-    if request.state.user is None:
-        # Hide what follows the colon, addresses and texts of other systems, from anonymous callers.
-        for problem in document["problems"]:
-            problem["reason"] = problem["reason"].partition(":")[0]
-    return answer(document, 200 if health.ready else 503)
+    document = documents.health(health) if request.state.user is None else health
+    return answer(_redacted(request, document), 200 if health.ready else 503)
 
 
 async def metrics(request: Request) -> Response:

@@ -6,22 +6,20 @@ import logging
 import math
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
 from urllib.parse import urlencode
 
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from relaybox.errors import RelayboxError
-from relaybox.web.auth import COOKIE, LIFE, LOCAL
+from relaybox.web.auth import COOKIE, LIFE, LOCAL, Sessions, User, Users, authenticate
 from relaybox.web.problems import Problem
 from relaybox.web.security import client_address, prefix, set_cookie
+from relaybox.web.service import Service
+from relaybox.web.settings import Known
 from relaybox.web.templating import back, page, place
-
-if TYPE_CHECKING:
-    from relaybox.web.app import Web
 
 LOGOUT = "logout"
 """The action in the audit, where a new process reads which sessions were ended."""
@@ -47,18 +45,18 @@ async def login(request: Request, status: int = 200, wrong: str = "", after: str
 
 async def enter(request: Request) -> Response:
     """Open a session with a token."""
-    web, form = request.app, request.state.form
+    gate, form = request.app.gate, request.state.form
     client = client_address(request)
-    web.logins.check(client)
-    user = web.users.by_token(form.get("token", "").strip())
+    gate.logins.check(client)
+    user = gate.users.by_token(form.get("token", "").strip())
     if user is None:
-        await refused(request, client, web.logins)
+        await gate.refuse(client, gate.logins)
         return await login(request, 401, "The token is wrong.", form.get("next"))
-    admin = await web.service.admin(user.name)
+    admin = await request.app.service.admin(user.name)
     await admin.note("login", {"from": client})
     log.info("%s logged in from %s", user.name, client)
     response = RedirectResponse(prefix(request) + back(form.get("next"), "/"), 303)
-    set_cookie(request, response, COOKIE, web.sessions.issue(user.name), LIFE)
+    set_cookie(request, response, COOKIE, gate.sessions.issue(user.name), LIFE)
     return response
 
 
@@ -66,42 +64,11 @@ async def leave(request: Request) -> Response:
     """End the session."""
     user = request.state.user
     if user.by == "session":
-        ended = request.app.sessions.end(user.session)
+        ended = request.app.gate.sessions.end(user.session)
         await request.state.admin.note(LOGOUT, {"from": client_address(request), "session": ended})
     response = RedirectResponse(prefix(request) + "/login", 303)
     set_cookie(request, response, COOKIE, "", 0)
     return response
-
-
-async def recall(web: Web) -> None:
-    """Load unexpired sessions that were ended before this process started, from the audit."""
-    admin, cursor = await web.service.admin(LOCAL), None
-    since = datetime.now(UTC) - timedelta(seconds=LIFE)
-    for _ in range(PAGES):
-        found = await admin.audits(PAGE, cursor)
-        for row in found.rows:
-            if row.action == LOGOUT and isinstance(ended := row.details.get("session"), str):
-                web.sessions.recall(ended)
-        if found.cursor is None or found.rows[-1].at < since:
-            return
-        cursor = found.cursor
-
-
-async def refused(request: Request, client: str, attempts: Attempts) -> None:
-    """Count wrong credentials, and add them to the log and the audit within their budget."""
-    web = request.app
-    attempts.failed(client)
-    left_out = web.audited.take()
-    if left_out is None:
-        return
-    log.warning("wrong credentials from %s", client)
-    details = {"from": client, **({"more": left_out} if left_out else {})}
-    try:
-        admin = await web.service.admin("unknown")
-        await admin.note("login refused", details)
-    except RelayboxError as error:
-        # The login stays refused even if the audit cannot be written.
-        log.warning("a refused login is not in the audit: %s", type(error).__name__)
 
 
 def to_login(request: Request) -> Response:
@@ -156,3 +123,59 @@ class Budget:
         self._used += 1
         left_out, self.left_out = self.left_out, 0
         return left_out
+
+
+class Gate:
+    """Say who makes a request; limit wrong credentials by client, and note them in the audit."""
+
+    def __init__(self, known: Iterable[Known], secret: str, service: Service) -> None:
+        self.users = Users(known)
+        self.sessions = Sessions(self.users.by_name.values(), secret)
+        self.logins, self.bearers = Attempts(), Attempts()
+        self.audited = Budget()
+        self._service = service
+        self._recalled = False
+
+    async def user(self, request: Request, *, required: bool) -> User | None:
+        """Return the user; raise if credentials are wrong and a user is required."""
+        if self.users and not self._recalled and COOKIE in request.cookies and required:
+            await self._recall()
+            self._recalled = True
+        try:
+            return authenticate(request, self.users, self.sessions)
+        except Problem:
+            if not required:
+                return None
+            # Only wrong tokens are limited: clients behind one address must not lock each other out.
+            client = client_address(request)
+            self.bearers.check(client)
+            await self.refuse(client, self.bearers)
+            raise
+
+    async def refuse(self, client: str, attempts: Attempts) -> None:
+        """Count wrong credentials, and add them to the log and the audit within their budget."""
+        attempts.failed(client)
+        left_out = self.audited.take()
+        if left_out is None:
+            return
+        log.warning("wrong credentials from %s", client)
+        details = {"from": client, **({"more": left_out} if left_out else {})}
+        try:
+            admin = await self._service.admin("unknown")
+            await admin.note("login refused", details)
+        except RelayboxError as error:
+            # The login stays refused even if the audit cannot be written.
+            log.warning("a refused login is not in the audit: %s", type(error).__name__)
+
+    async def _recall(self) -> None:
+        """Load unexpired sessions that were ended before this process started, from the audit."""
+        admin, cursor = await self._service.admin(LOCAL), None
+        since = datetime.now(UTC) - timedelta(seconds=LIFE)
+        for _ in range(PAGES):
+            found = await admin.audits(PAGE, cursor)
+            for row in found.rows:
+                if row.action == LOGOUT and isinstance(ended := row.details.get("session"), str):
+                    self.sessions.recall(ended)
+            if found.cursor is None or found.rows[-1].at < since:
+                return
+            cursor = found.cursor

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -38,6 +39,8 @@ def document(routes: Iterable[Route], prefix: str = "") -> dict[str, Any]:
     _, components = msgspec.json.schema_components(
         sorted(types, key=lambda one: one.__name__), ref_template=REF
     )
+    for schema in components.values():
+        schema["description"] = inspect.cleandoc(schema.get("description", ""))
     paths: dict[str, dict[str, Any]] = {}
     for route in served:
         paths.setdefault(route.path, {})[route.method.lower()] = _operation(route)

@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from http import HTTPStatus
-from typing import Any
 
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from relaybox.errors import ConfigError, MissingExtra, SchemaError, StoreError
 from relaybox.operate.bulk import TooManyOperations
+from relaybox.operate.documents import made, to_json
+from relaybox.web.schemas import ProblemDocument
 
 log = logging.getLogger("relaybox.web")
 
@@ -23,20 +23,24 @@ class Problem(Exception):
     """An error that is answered with a status and a reason."""
 
     def __init__(
-        self, status: int, detail: str, headers: Mapping[str, str] | None = None, **more: Any
+        self,
+        status: int,
+        detail: str,
+        headers: Mapping[str, str] | None = None,
+        parameter: str | None = None,
     ) -> None:
         super().__init__(detail)
         self.status = status
         self.title = HTTPStatus(status).phrase
         self.detail = detail
         self.headers = dict(headers or {})
-        self.more = more
+        self.parameter = parameter
 
     def response(self) -> Response:
         """Return the problem as ``application/problem+json``."""
-        document = {"type": "about:blank", "title": self.title, "status": self.status, "detail": self.detail}
+        document = made(ProblemDocument, self, type="about:blank")
         headers = {"cache-control": "no-store", **self.headers}
-        return Response(json.dumps({**document, **self.more}).encode(), self.status, headers, MEDIA_TYPE)
+        return Response(to_json(document).encode(), self.status, headers, MEDIA_TYPE)
 
 
 def invalid(parameter: str, detail: str) -> Problem:

@@ -123,7 +123,7 @@ class PauseBody(Asked):
     until: Moment | None = None
 
 
-class ProblemDocument(Struct, kw_only=True):
+class ProblemDocument(Struct, kw_only=True, omit_defaults=True):
     """What went wrong, as RFC 9457 has it."""
 
     type: str

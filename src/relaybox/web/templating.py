@@ -67,19 +67,19 @@ def error_page(request: Request, status: int, title: str, detail: str) -> Respon
 def redirect(request: Request, path: str, message: str, kind: str = "done") -> RedirectResponse:
     """Redirect to a page that shows a message once; ``kind`` is ``done`` or ``trouble``."""
     response = RedirectResponse(prefix(request) + path, 303)
-    shown = "".join(one if one.isprintable() else " " for one in message).encode("utf-8", "replace")
-    text = json.dumps([kind, shown[:LONGEST_FLASH].decode("utf-8", "ignore")], ensure_ascii=False).encode()
-    set_cookie(request, response, FLASH, base64.urlsafe_b64encode(text).decode(), 60)
+    shown = text.printable(message, " ").encode("utf-8", "replace")
+    flash = json.dumps([kind, shown[:LONGEST_FLASH].decode("utf-8", "ignore")], ensure_ascii=False).encode()
+    set_cookie(request, response, FLASH, base64.urlsafe_b64encode(flash).decode(), 60)
     return response
 
 
 def read_flash(request: Request) -> tuple[str, str] | None:
     """Return the kind and text of the last action's message, if any."""
     try:
-        kind, text = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
+        kind, said = json.loads(base64.urlsafe_b64decode(request.cookies.get(FLASH, "")))
     except (ValueError, TypeError, RecursionError):
         return None
-    return (kind, text[:LONGEST_FLASH]) if kind in ("done", "trouble") and isinstance(text, str) else None
+    return (kind, said[:LONGEST_FLASH]) if kind in ("done", "trouble") and isinstance(said, str) else None
 
 
 def back(given: str | None, otherwise: str) -> str:

@@ -378,7 +378,7 @@ async def vacuum(context: DatabaseContext) -> Results:
             fix = f"ALTER TABLE {names[name]} RESET (autovacuum_enabled);"
             yield Finding("error", f"autovacuum is off for {name}", f"its {UNCLEANED}", fix)
         if dead and dead > DEAD and dead > live / 2:
-            when = "never" if vacuumed is None else f"last at {vacuumed:%Y-%m-%d %H:%M:%S %Z}"
+            when = "never" if vacuumed is None else f"last at {at(vacuumed)}"
             detail = f"beside {live:,} that live; it was vacuumed {when}"
             fix = f"VACUUM (ANALYZE) {names[name]};"
             yield Finding("warning", f"{name} has {dead:,} dead rows", detail, fix)

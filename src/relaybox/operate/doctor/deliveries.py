@@ -8,7 +8,7 @@ from importlib.metadata import version
 
 from relaybox.core.commands import Program
 from relaybox.core.settings import Destination, Settings
-from relaybox.core.text import at, plural
+from relaybox.core.text import at, circuit_word, plural, stated
 from relaybox.errors import PayloadError
 from relaybox.operate.admin import DestinationStats, headers_of
 from relaybox.operate.doctor.check import DatabaseContext, Finding, Results, check, typed
@@ -74,11 +74,11 @@ def _target(name: str, settings: Settings) -> str:
 def _held_up(one: DestinationStats, destination: Destination) -> Iterator[Finding]:
     place, counts, name = one.place, one.counts, one.name
     if place is not None and place.paused:
-        detail = f"by {place.paused_by} until {pause_end(place)}: {place.pause_reason or 'no reason given'}"
+        detail = f"by {place.paused_by} until {pause_end(place)}: {stated(place.pause_reason)}"
         yield Finding("info", f"destination {name!r} is paused", detail, typed("resume", name))
     elif place is not None and place.circuit != "closed":
-        detail = f"{place.circuit_reason or 'no reason given'}; a probe finds out when it is over"
-        title = f"the circuit of destination {name!r} is {place.circuit.replace('_', '-')}"
+        detail = f"{stated(place.circuit_reason)}; a probe finds out when it is over"
+        title = f"the circuit of destination {name!r} is {circuit_word(place.circuit)}"
         yield Finding("warning", title, detail, typed("resume", name))
     if not counts.failed:
         return

@@ -18,7 +18,7 @@ from uuid import UUID
 from relaybox.core.commands import command
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Retried
-from relaybox.core.text import span
+from relaybox.core.text import printable, span
 from relaybox.errors import StoreError
 from relaybox.operate.observers.count import Count, Holds, Window
 from relaybox.relay.observer import Observer
@@ -53,15 +53,19 @@ class LogObserver(Observer):
         self._overdue: defaultdict[str, int] = defaultdict(int)
         self._total = Count()
         self._began = clock()
-        self._width = 0
+        self._lines = Lines()
+        self._tell = self._lines.tell
+        self._deliveries = Deliveries(self._lines)
 
     def claimed(self, destination: str, claim: Claim) -> None:
         """Log deliveries that the claim failed, what holds a destination up, and a summary that is due."""
         now = self._well()
         if claim.failed:
-            self._windows[destination].fail(len(claim.failed), now)
+            window = self._windows[destination]
+            window.fail(len(claim.failed), now)
             for delivery in claim.failed:
-                self._failure(destination, delivery, "the relay died each time it held this event")
+                died = "the relay died each time it held this event"
+                self._deliveries.failed(destination, delivery, died, window)
         if claim.held is not None:
             self._hold(destination, claim.held.why, claim.held.reason or "", now)
         elif self._holds.ends(destination):
@@ -71,9 +75,10 @@ class LogObserver(Observer):
     def settled(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
         """Log failures as errors and retries as information; count the rest."""
         now = self._well()
-        count = self._windows[destination].add(settlements, lost, now, datetime.now(UTC))
+        window = self._windows[destination]
+        count = window.add(settlements, lost, now, datetime.now(UTC))
         if count.retried or count.failed or log.isEnabledFor(logging.DEBUG):
-            self._tell_each(destination, settlements, lost)
+            self._deliveries.settled(destination, settlements, lost, window)
         self._lost(destination, lost)
         self._summarise(destination, now)
 
@@ -108,7 +113,8 @@ class LogObserver(Observer):
             text = one_line(str(error))
             self._database.trouble(text, now, f"database  cannot {doing}, trying again: {text}")
         else:
-            text = f"{self._name(destination)}  cannot {doing}, trying again: {one_line(describe(error))}"
+            said = f"cannot {doing}, trying again: {one_line(describe(error))}"
+            text = f"{self._lines.name(destination)}  {said}"
             self._defects[destination, doing].trouble(text, now, text, error if doing == "run" else None)
 
     def stopped(self) -> None:
@@ -150,42 +156,6 @@ class LogObserver(Observer):
         else:
             self._tell(logging.INFO, destination, f"circuit closed{lasted}", "circuit", state="closed")
 
-    def _tell_each(self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID]) -> None:
-        for delivery, outcome in settlements:
-            if delivery.id in lost:
-                continue
-            if isinstance(outcome, Failed):
-                self._failure(destination, delivery, outcome.error)
-            elif isinstance(outcome, Retried):
-                self._retry(destination, delivery, outcome)
-            elif isinstance(outcome, Delivered) and log.isEnabledFor(logging.DEBUG):
-                shadow = " in shadow" if outcome.shadow else ""
-                said = f"delivered {_event(delivery)}{shadow} (attempt {delivery.attempts})"
-                self._tell(logging.DEBUG, destination, said, "delivered", **_about(delivery))
-
-    def _failure(self, destination: str, delivery: Delivery, error: str) -> None:
-        reported = self._windows[destination].reported
-        reported["failures"] += 1
-        level = logging.ERROR if reported["failures"] <= FAILURES else logging.DEBUG
-        if not log.isEnabledFor(level):
-            return
-        # A row that killed its relays is claimed once more than it may be tried.
-        tried = min(delivery.attempts, delivery.max_attempts)
-        tries, see = f"attempt {tried} of {delivery.max_attempts}", command(f"why {delivery.event_id}")
-        said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
-        self._tell(level, destination, said, "failed", **_about(delivery, error))
-
-    def _retry(self, destination: str, delivery: Delivery, outcome: Retried) -> None:
-        reported = self._windows[destination].reported
-        reported["retries"] += 1
-        level = logging.INFO if reported["retries"] <= RETRIES else logging.DEBUG
-        if not log.isEnabledFor(level):
-            return
-        tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
-        said = f"again in {span(outcome.after)}: {_event(delivery)} ({tries}): {one_line(outcome.error)}"
-        about = _about(delivery, outcome.error)
-        self._tell(level, destination, said, "retried", **about, after=round(outcome.after, 3))
-
     def _summarise(self, destination: str, now: float, *, at_once: bool = False) -> None:
         window = self._windows[destination]
         if not (window.is_due(now) or (at_once and window.count)):
@@ -204,13 +174,67 @@ class LogObserver(Observer):
             said = f"lost {leases}: another relay took over, and may deliver once more"
             self._tell(logging.WARNING, destination, said, "lost", leases=len(lost))
 
-    def _tell(self, level: int, destination: str, said: str, event: str, **about: Any) -> None:
-        values = {"relay": {"destination": destination, "event": event, **about}}
-        log.log(level, "%s  %s", self._name(destination), said, extra=values)
 
-    def _name(self, destination: str) -> str:
+class Lines:
+    """Writes lines that begin with the name of a destination, in a column."""
+
+    def __init__(self) -> None:
+        self._width = 0
+
+    def tell(self, level: int, destination: str, said: str, event: str, **about: Any) -> None:
+        """Write a line, with its values in the record."""
+        values = {"relay": {"destination": destination, "event": event, **about}}
+        log.log(level, "%s  %s", self.name(destination), said, extra=values)
+
+    def name(self, destination: str) -> str:
+        """Return the name, as wide as the widest so far."""
         self._width = min(max(self._width, len(destination)), WIDEST_NAME)
         return destination.ljust(self._width)
+
+
+class Deliveries:
+    """Logs what became of single deliveries; ``window`` has how many were since the last summary."""
+
+    def __init__(self, lines: Lines) -> None:
+        self._tell = lines.tell
+
+    def settled(
+        self, destination: str, settlements: Sequence[Settlement], lost: frozenset[UUID], window: Window
+    ) -> None:
+        """Log each outcome, except those of lost leases."""
+        for delivery, outcome in settlements:
+            if delivery.id in lost:
+                continue
+            if isinstance(outcome, Failed):
+                self.failed(destination, delivery, outcome.error, window)
+            elif isinstance(outcome, Retried):
+                self._retried(destination, delivery, outcome, window)
+            elif isinstance(outcome, Delivered) and log.isEnabledFor(logging.DEBUG):
+                shadow = " in shadow" if outcome.shadow else ""
+                said = f"delivered {_event(delivery)}{shadow} (attempt {delivery.attempts})"
+                self._tell(logging.DEBUG, destination, said, "delivered", **_about(delivery))
+
+    def failed(self, destination: str, delivery: Delivery, error: str, window: Window) -> None:
+        """Log a failure as an error, at DEBUG if there were too many."""
+        window.reported["failures"] += 1
+        level = logging.ERROR if window.reported["failures"] <= FAILURES else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        # A row that killed its relays is claimed once more than it may be tried.
+        tried = min(delivery.attempts, delivery.max_attempts)
+        tries, see = f"attempt {tried} of {delivery.max_attempts}", command(f"why {delivery.event_id}")
+        said = f"failed {_event(delivery)} ({tries}): {one_line(error)}; see {see}"
+        self._tell(level, destination, said, "failed", **_about(delivery, error))
+
+    def _retried(self, destination: str, delivery: Delivery, outcome: Retried, window: Window) -> None:
+        window.reported["retries"] += 1
+        level = logging.INFO if window.reported["retries"] <= RETRIES else logging.DEBUG
+        if not log.isEnabledFor(level):
+            return
+        tries = f"attempt {delivery.attempts} of {delivery.max_attempts}" if outcome.counts else "not counted"
+        said = f"again in {span(outcome.after)}: {_event(delivery)} ({tries}): {one_line(outcome.error)}"
+        about = _about(delivery, outcome.error)
+        self._tell(level, destination, said, "retried", **about, after=round(outcome.after, 3))
 
 
 def _summary(window: Window) -> tuple[str, dict[str, Any]]:
@@ -272,6 +296,5 @@ class Spell:
 
 def one_line(text: str) -> str:
     """Return outside text as one printable line of limited length."""
-    printable = "".join(character if character.isprintable() else " " for character in text[: 2 * _LONGEST])
-    line = " ".join(printable.split())
+    line = " ".join(printable(text[: 2 * _LONGEST], " ").split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

@@ -11,7 +11,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import parse_duration
-from relaybox.core.text import shortened
+from relaybox.core.text import plural, shortened
 from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
@@ -58,7 +58,7 @@ async def confirm(request: Request) -> Response:
         count, capped = await _count(admin, action, given, one)
     except (Wrong, ConfigError) as wrong:
         return error_page(request, 400, "This cannot be done", str(wrong))
-    deliveries = "1 delivery" if count == 1 and not capped else f"{count:,}{'+' if capped else ''} deliveries"
+    deliveries = plural(count, "delivery", "+" if capped else "")
     return page(
         request,
         "confirm.html",

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from relaybox.core.settings import Destination
-from relaybox.core.text import at, duration, plural, shortened
+from relaybox.core.text import at, duration, plural, shortened, stated
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
 from relaybox.operate.documents import counted, place_of
 from relaybox.operate.health import Health as Flow
@@ -167,10 +167,9 @@ def health(one: DestinationStats) -> Health:
         return Health("retrying", "retrying", "", f"What is tried again next: {counts.retrying}")
     assert place is not None
     if state == "paused":
-        reason = place.pause_reason or "no reason given"
-        note = f"By {place.paused_by}, until {pause_end(place)}: {reason}"
+        note = f"By {place.paused_by}, until {pause_end(place)}: {stated(place.pause_reason)}"
         return Health("paused", "paused", "warn", note, held=True, paused=True)
-    reason = place.circuit_reason or "no reason given"
+    reason = stated(place.circuit_reason)
     if state == "circuit half-open":
         note = f"A probe is on its way. {reason}"
         return Health("circuit-half-open", state, "warn", note, held=True)

@@ -13,7 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from relaybox.core.text import at, plural
+from relaybox.core.text import at, binary, cut, plural
 from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Detail
@@ -179,14 +179,12 @@ def _payload(content: Content | None, allowed: Rules) -> str:
     if content is None:
         return "The row is gone."
     if content.payload is None:
-        return f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
+        return binary(content.payload_data, content.payload_encoding)
     return _document(redacted_text(content.payload, allowed))
 
 
 def _document(value: Any) -> str:
-    text = json.dumps(value, indent=2, ensure_ascii=False)
-    left = len(text) - LONGEST
-    return text if left <= 0 else f"{text[:LONGEST]}\n… and {left:,} characters more"
+    return cut(json.dumps(value, indent=2, ensure_ascii=False), LONGEST)
 
 
 async def failures(request: Request) -> Response:

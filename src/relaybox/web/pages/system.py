@@ -17,7 +17,7 @@ from relaybox.core.text import duration, plural, size
 from relaybox.core.values import parsed
 from relaybox.database.migrations import NEWEST, current_version
 from relaybox.errors import RelayboxError
-from relaybox.operate.why import is_alive
+from relaybox.operate.why import is_alive, is_leader
 from relaybox.stores.journal import Operation
 from relaybox.web.auth import number
 from relaybox.web.redact import Rules, redact
@@ -74,9 +74,7 @@ def _value(value: Any) -> str:
 async def relays(request: Request) -> Response:
     """Show the relays seen last, and which of them leads."""
     seen = (await request.state.admin.stats()).relays
-    shown = [
-        (one, is_alive(one), one.leads_until is not None and one.leads_until > one.seen_at) for one in seen
-    ]
+    shown = [(one, is_alive(one), is_leader(one)) for one in seen]
     spoken = f"{plural(sum(alive for _, alive, _ in shown), 'relay')} alive"
     return page(request, "relays.html", relays=shown, spoken=spoken)
 

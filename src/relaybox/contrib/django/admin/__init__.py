@@ -5,14 +5,11 @@ The permission ``view`` shows deliveries; ``retry``, ``replay`` and ``discard`` 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime
+from collections.abc import Awaitable, Callable
 from functools import partialmethod
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
-from urllib.parse import urlencode
+from typing import Any, ClassVar, TypeAlias, TypeVar
 from uuid import UUID
 
-import msgspec
 from django.contrib import admin, messages
 from django.contrib.admin.templatetags.admin_urls import admin_urlname
 from django.contrib.admin.utils import unquote
@@ -22,9 +19,6 @@ from django.db import router
 from django.http import HttpRequest, HttpResponse, HttpResponseNotAllowed
 from django.template.response import TemplateResponse
 from django.urls import reverse
-from django.utils import timezone
-from django.utils.html import format_html
-from django.utils.text import Truncator
 
 from relaybox.contrib.django.admin.changelist import (
     ACTIONS,
@@ -33,35 +27,39 @@ from relaybox.contrib.django.admin.changelist import (
     AgeFilter,
     DestinationFilter,
     EventList,
+    Name,
     StatusFilter,
     row_of,
     run,
 )
+from relaybox.contrib.django.admin.columns import (
+    COLUMNS,
+    age,
+    badge,
+    document,
+    facts_of_delivery,
+    facts_of_event,
+    moment,
+    payload,
+    sentence,
+)
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.contrib.django.outbox import ask
 from relaybox.contrib.django.private import redirect_from_missing
-from relaybox.core.text import NOTHING, at, distance, duration
 from relaybox.core.values import parsed
 from relaybox.operate.admin import Admin, Detail
 from relaybox.operate.why import Reason
-from relaybox.stores.ledger import Content, Entry, Filter, State
+from relaybox.stores.ledger import Entry, Filter
 
 T = TypeVar("T")
-Detailed: TypeAlias = tuple[Detail, Reason, list[str], list[Entry]]
+Detailed: TypeAlias = tuple[Detail, Reason, list[Name], list[Entry]]
 """A delivery, the reason for its state, the possible actions, and the event's other deliveries."""
 
 ACTOR = 200
 """The longest actor that the audit accepts."""
 
-ERROR_LENGTH = 60
-
-LONGEST = 100_000
-"""Characters of a document that a page shows."""
-
 SIBLINGS = 50
 """Other deliveries of the event that a page lists."""
-
-html = cast("Callable[..., str]", format_html)
 
 
 def _action(action: Action) -> Callable[..., HttpResponse]:
@@ -86,6 +84,7 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         *("state", "event_type", "aggregate", "destination"),
         *("attempts_made", "age", "next_attempt", "error"),
     )
+    state, aggregate, attempts_made, age, next_attempt, error = map(staticmethod, COLUMNS)
     list_display_links = ("event_type",)
     list_filter = (StatusFilter, DestinationFilter, AgeFilter)
     list_per_page = 50
@@ -96,39 +95,6 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
     show_full_result_count = False
     # Counting is slow on large tables. Django 4.2 has no facets.
     show_facets = getattr(getattr(admin, "ShowFacets", None), "NEVER", None)
-
-    @admin.display(description="status")  # type: ignore[untyped-decorator]
-    def state(self, row: OutboxEvent) -> str:
-        """Return the state as a badge."""
-        return badge(row.entry.state)
-
-    def aggregate(self, row: OutboxEvent) -> str:
-        """Return the aggregate, such as ``order 17``."""
-        return f"{row.aggregate_type} {row.aggregate_id}"
-
-    @admin.display(description="attempts")  # type: ignore[untyped-decorator]
-    def attempts_made(self, row: OutboxEvent) -> str:
-        """Return the attempts, such as ``2 of 5``."""
-        return f"{row.attempts} of {row.max_attempts}"
-
-    def age(self, row: OutboxEvent) -> str:
-        """Return the time since the event was emitted."""
-        return age(row.entry)
-
-    def next_attempt(self, row: OutboxEvent) -> str:
-        """Return when it is sent next."""
-        words = {State.DUE: "now", State.SENDING: "under way", State.PARKED: "in its turn"}
-        entry: Entry = row.entry
-        if entry.state in words or entry.next_attempt_at is None:
-            return words.get(entry.state, NOTHING)
-        return _time(entry.next_attempt_at, distance(entry.next_attempt_at, entry.seen_at))
-
-    def error(self, row: OutboxEvent) -> str:
-        """Return the start of the last error."""
-        if not row.entry.error_message or row.entry.state is State.DELIVERED:
-            return NOTHING
-        text = Truncator(" ".join(row.entry.error_message.split()))
-        return html('<span title="{}">{}</span>', text.chars(500), text.chars(ERROR_LENGTH))
 
     def get_using(self, request: HttpRequest) -> str:
         """Return the alias of the database to show."""
@@ -195,13 +161,14 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
         entry, content = own.entry, own.content
         assert content is not None
         using = self.get_using(request)
+        row, *rows = [row_of(one, using) for one in (entry, *siblings)]
         listing = str(reverse(admin_urlname(self.opts, "changelist"), current_app=self.admin_site.name))
         return {
             **self.admin_site.each_context(request),
-            "title": str(row_of(entry, using)),
+            "title": str(row),
             "opts": self.opts,
             "media": self.media,
-            "original": row_of(entry, using),
+            "original": row,
             "preserved_filters": self.get_preserved_filters(request),
             "state": badge(entry.state),
             "why": sentence(reason),
@@ -214,28 +181,8 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
             "payload": payload(content),
             "headers": document(content.headers),
             "attempts": [(a, moment(a.failed_at, entry.seen_at)) for a in own.attempts],
-            "siblings": [(row_of(other, using), badge(other.state), age(other)) for other in siblings],
+            "siblings": [(row, badge(row.entry.state), age(row)) for row in rows],
         }
-
-
-def age(entry: Entry) -> str:
-    """Return the time since the event was emitted, by the database's clock."""
-    return _time(entry.created_at, duration((entry.seen_at - entry.created_at).total_seconds()))
-
-
-def moment(value: datetime, seen_at: datetime) -> str:
-    """Return a time in the project's time zone, and its distance from ``seen_at``."""
-    local = timezone.localtime(value).strftime("%Y-%m-%d %H:%M:%S %Z")
-    return html('{} <span class="quiet">{}</span>', _time(value, local), distance(value, seen_at))
-
-
-def badge(state: State) -> str:
-    """Return the state in its own colour."""
-    return html('<span class="relaybox-state {}">{}</span>', state.value, state.value)
-
-
-def _time(value: datetime, text: str) -> str:
-    return html('<time datetime="{}" title="{}">{}</time>', value.isoformat(), at(value), text)
 
 
 async def look(admin: Admin, id_: UUID) -> Detailed | None:
@@ -248,63 +195,3 @@ async def look(admin: Admin, id_: UUID) -> Detailed | None:
     page = await admin.events(Filter(event_id=own.entry.event_id), limit=SIBLINGS + 1)
     offered = [name for name, done in asked.items() if done.affected]
     return own, reason, offered, [entry for entry in page.entries if entry.id != id_]
-
-
-def sentence(reason: Reason) -> str:
-    """Return a sentence that explains a delivery's state."""
-    parts = f"It {reason.text}.".split("`")
-    forms = ("{}", "<code>{}</code>")
-    return html("".join(forms[index % 2] for index in range(len(parts))), *parts)
-
-
-def payload(content: Content) -> str:
-    """Return the formatted payload, or the size and encoding of a binary one."""
-    if content.payload is not None:
-        return document(content.payload)
-    return f"{len(content.payload_data or b''):,} bytes of {content.payload_encoding}"
-
-
-def document(text: Any) -> str:
-    """Return JSON text with one value a line and all numbers unchanged."""
-    try:
-        spread = msgspec.json.format(str(text), indent=2)
-    except msgspec.DecodeError:
-        spread = str(text)
-    left = len(spread) - LONGEST
-    return spread if left <= 0 else f"{spread[:LONGEST]}\n… and {left:,} characters more"
-
-
-def facts_of_event(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
-    """Yield what all deliveries of the event share."""
-    yield "Event type", _search(listing, entry.event_type)
-    yield "Aggregate", _search(listing, f"{entry.aggregate_type} {entry.aggregate_id}")
-    yield "Event ID", html("<code>{}</code>", entry.event_id)
-    yield "Idempotency key", html("<code>{}</code>", entry.idempotency_key)
-    yield "Emitted", moment(entry.created_at, entry.seen_at)
-
-
-def facts_of_delivery(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
-    """Yield what is specific to this delivery."""
-    query = urlencode({"destination": entry.destination})
-    yield "Destination", html('<a href="{}?{}">{}</a>', listing, query, entry.destination or "(none)")
-    yield "Delivery ID", html("<code>{}</code>", entry.id)
-    times = "once" if entry.crashes == 1 else f"{entry.crashes} times"
-    crashes = f"; its relay died or was stopped {times}" if entry.crashes else ""
-    yield "Attempts", f"{entry.attempts} of {entry.max_attempts}{crashes}"
-    if entry.ordering_key is not None:
-        yield "Ordering key", html("<code>{}</code>", entry.ordering_key)
-    yield "Position", str(entry.position)
-    if entry.lease_owner is not None:
-        yield "Leased by", entry.lease_owner
-    moments = (
-        ("Leased until", entry.leased_until),
-        ("Next attempt", None if entry.state is State.SENDING else entry.next_attempt_at),
-        ("Last attempt", entry.last_attempt_at),
-        ("Delivered", entry.delivered_at),
-        ("Updated", entry.updated_at),
-    )
-    yield from ((name, moment(value, entry.seen_at)) for name, value in moments if value is not None)
-
-
-def _search(listing: str, query: str) -> str:
-    return html('<a href="{}?{}">{}</a>', listing, urlencode({"q": query}), query)

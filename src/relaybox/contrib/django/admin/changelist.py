@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Literal, TypeAlias
 from uuid import UUID
 
 from django.contrib import messages
@@ -25,6 +25,7 @@ from relaybox.contrib.django.models import OutboxEvent
 from relaybox.core.text import plural
 from relaybox.core.values import parsed
 from relaybox.operate.admin import Admin, Done, Named
+from relaybox.operate.documents import PAST
 from relaybox.stores.ledger import EVERYTHING, Entry, Filter, Page
 
 READ = frozenset(field.name for field in fields(Entry))
@@ -107,6 +108,7 @@ class EventList(ChangeList):  # type: ignore[misc]
 
     older: str | None = None
     newest: str | None = None
+    show_full_result_count = can_show_all = multi_page = False
 
     def get_queryset(self, request: HttpRequest, exclude_parameters: Any = None) -> Any:
         """Return all rows, from which actions select by primary key; the service applies the filters."""
@@ -134,7 +136,6 @@ class EventList(ChangeList):  # type: ignore[misc]
         self.result_list = [row_of(entry, self.root_queryset.db) for entry in page.entries]
         self.result_count = self.full_result_count = len(page.entries)
         self.show_admin_actions = bool(page.entries)
-        self.show_full_result_count = self.can_show_all = self.multi_page = False
         self.newest = None if cursor is None else self.get_query_string()
         self.older = None if page.cursor is None else self.get_query_string({PAGE_VAR: str(page.cursor)})
 
@@ -166,12 +167,14 @@ async def searched(admin: Admin, filter: Filter, query: str) -> Filter:
     return replace(filter, event_type=text)
 
 
+Name: TypeAlias = Literal["retry", "replay", "discard"]
+
+
 @dataclass(frozen=True, slots=True)
 class Action:
     """An action of the admin service, and its texts on pages."""
 
-    name: str
-    done: str
+    name: Name
     effect: str
     condition: str
 
@@ -179,6 +182,11 @@ class Action:
     def title(self) -> str:
         """Return the text of the button."""
         return self.name.capitalize()
+
+    @property
+    def done(self) -> str:
+        """Return the past tense, as the beginning of a sentence."""
+        return PAST[self.name].capitalize()
 
     async def ask(self, admin: Admin, ids: Sequence[UUID], *, dry_run: bool) -> Done:
         """Act on these deliveries only, not on the other deliveries of their events."""
@@ -188,19 +196,16 @@ class Action:
 
 RETRY = Action(
     "retry",
-    "Retried",
     "They are tried again from the first attempt, in their original order.",
     "Only deliveries that failed or wait for another attempt can be retried.",
 )
 REPLAY = Action(
     "replay",
-    "Replayed",
     "Each is sent again as a new delivery of the same event, with a header that marks it as a replay.",
     "Only deliveries that are delivered, failed or discarded can be replayed, to a destination that exists.",
 )
 DISCARD = Action(
     "discard",
-    "Discarded",
     "They are not sent. Deliveries that wait behind them continue. A discarded delivery can be replayed.",
     "Deliveries that are being sent, delivered or discarded cannot be discarded.",
 )

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NoReturn, TypeVar
 
 import typer
 from django.conf import settings as django_settings
@@ -19,7 +19,7 @@ from relaybox.cli.database import DIALECT, Dialect
 from relaybox.cli.database import sql as print_sql
 from relaybox.cli.options import Json, Options, options
 from relaybox.cli.output import print_json
-from relaybox.cli.relay import Drained, Patience, relay, run_drain, run_prune
+from relaybox.cli.relay import Patience, relay, run_drain, run_prune
 from relaybox.cli.relay import drained_document as document
 from relaybox.cli.relay import show_drained as show
 from relaybox.cli.relay import show_removed as tell_removed
@@ -35,6 +35,9 @@ from relaybox.errors import ConfigError, RelayboxError
 from relaybox.operate.admin import Admin
 from relaybox.operate.observers.count import Count
 from relaybox.outbox import Outbox
+
+if TYPE_CHECKING:
+    from relaybox.cli.progress import DrainProgress
 
 T = TypeVar("T")
 PROGRAM = "manage.py outbox"
@@ -145,7 +148,7 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
     It sweeps the database of --using, else every one of OUTBOX['DATABASES']. Deliveries that wait without a
     reason are made due. Failed ones keep the time of their next attempt. Failures go to standard error.
     """
-    drained: dict[str, Drained] = {}
+    drained: dict[str, DrainProgress] = {}
     wrong: dict[str, None] = {}
     for alias, given in _each(context):
         try:
@@ -154,13 +157,13 @@ def drain(context: typer.Context, patience: Patience = "30s", as_json: Json = Fa
             # Sweep the other databases anyway.
             wrong[str(error)] = None
             continue
-        if drained[alias].stopped:
+        if drained[alias].interrupted:
             break
     if drained:
         _tell(drained, as_json)
     if wrong:
         raise ConfigError("; ".join(wrong))
-    if any(one.stopped for one in drained.values()):
+    if any(one.interrupted for one in drained.values()):
         raise typer.Exit(1)
 
 
@@ -171,7 +174,7 @@ def _each(context: typer.Context) -> Iterator[tuple[str, ProjectOptions]]:
         yield alias, replace(given, using=alias)
 
 
-def _drain(given: ProjectOptions, patience: str) -> Drained:
+def _drain(given: ProjectOptions, patience: str) -> DrainProgress:
     if connection_of(given.alias).in_atomic_block:
         fix = "call it outside atomic(); in a TestCase, use relaybox.contrib.django.drain.drain()"
         raise ConfigError(
@@ -180,9 +183,9 @@ def _drain(given: ProjectOptions, patience: str) -> Drained:
     return run_drain(given, patience)
 
 
-def _tell(drained: dict[str, Drained], as_json: bool) -> None:
+def _tell(drained: dict[str, DrainProgress], as_json: bool) -> None:
     if as_json:
-        total = sum((one.counter.total for one in drained.values()), Count())
+        total = sum((one.total for one in drained.values()), Count())
         print_json({**asdict(total), "databases": {alias: document(one) for alias, one in drained.items()}})
         return
     for number, (alias, one) in enumerate(drained.items()):
