@@ -19,7 +19,7 @@ from relaybox.core.event import Delivery, Status
 from relaybox.core.ordering import Candidate
 from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
 from relaybox.database.dialects import POSTGRESQL, Dialect
-from relaybox.stores.sql.steps import storable
+from relaybox.stores.sql.outcomes import storable
 from relaybox.stores.store import (
     Claim,
     DeadLetter,

@@ -20,7 +20,7 @@ from uuid import UUID
 
 from relaybox.stores.store import OnFailed
 
-Place = TypeVar("Place")
+At = TypeVar("At")
 Turn: TypeAlias = tuple[datetime, int]
 """A row's place in the order of due rows: its time and position."""
 History = Literal["inbox", "stats", "audit"]
@@ -57,7 +57,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Report:
     """What a relay reported about a destination, and how many seconds ago."""
 
     destination: str
@@ -67,11 +67,11 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[Place]):
+class Slice(Generic[At]):
     """One step of a walk through rows: the number changed, and where to continue (None at the end)."""
 
     changed: int
-    after: Place | None
+    after: At | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Minute:
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class StoredEvent:
     """A stored event without a route; ``scheduled`` if it is not due yet."""
 
     event_id: UUID
@@ -122,7 +122,7 @@ class Router(Protocol):
         """True if any route takes such events; the rest of other events is not read."""
         ...
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         """Return where the event goes, in the order of the routes; if empty, the event keeps waiting."""
         ...
 

@@ -10,7 +10,7 @@ from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
 from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
 from relaybox.relay.upkeep.tally import DatabaseTime, minute_of
-from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.upkeep import Sample, Sampled
 
 CAP = 100_000

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple
+
+import msgspec
 
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import Candidate
 from relaybox.database.dialects import Dialect, Unreadable
 
 KEY, POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position"))
+
+# Every database parses a UUID from 32 digits; text columns store exactly these.
+_json = msgspec.json.Encoder(uuid_format="hex")
+
+
+def to_json(value: Any) -> str:
+    """Return the value as the JSON of a parameter."""
+    return _json.encode(value).decode()
 
 
 class Unread(NamedTuple):
@@ -87,6 +97,23 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
         Candidate(id_, key, number(position), free and nameable(id_), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows
     ]
+
+
+def listed(dialect: Dialect, ids: Iterable[Any]) -> Any:
+    """Return the ids as the parameter of a statement: PostgreSQL takes an array."""
+    return array(ids) if dialect.one_statement else list(ids)
+
+
+def array(ids: Iterable[Any]) -> str:
+    """Return the ids as an array of PostgreSQL."""
+    return f"{{{','.join(map(str, ids))}}}"
+
+
+def shown(value: Any) -> str | None:
+    """Return the value as ``str``, whatever the column holds."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def addressable(dialect: Dialect, id_: Any) -> bool:

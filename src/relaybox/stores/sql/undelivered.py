@@ -9,7 +9,7 @@ from uuid import UUID
 
 from relaybox.database.statements.undelivered import texts
 from relaybox.database.steps import Row, ask
-from relaybox.stores.sql.search import shown
+from relaybox.stores.sql.rows import shown
 from relaybox.stores.sql.store import SqlStore
 
 
