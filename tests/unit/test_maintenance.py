@@ -31,7 +31,7 @@ from relaybox.relay.upkeep.canary import GRACE, Canary
 from relaybox.relay.upkeep.caretaker import AGAIN, SWEEP, Caretaker, Chores
 from relaybox.relay.upkeep.membership import LEASE, Leadership
 from relaybox.relay.upkeep.prune import Prune
-from relaybox.relay.upkeep.round import Batch, Round, take_turns
+from relaybox.relay.upkeep.round import Round, take_turns
 from relaybox.relay.upkeep.sample import CAP, Sampling
 from relaybox.relay.upkeep.tally import LAST, DatabaseTime, Tally, bucket, ends, percentile
 from relaybox.stores.store import Claim, Settlement
@@ -123,10 +123,10 @@ async def test_minutes_that_are_written_and_over_are_forgotten(
 ) -> None:
     settle(tally, Delivered())
     await tally.flush(upkeep)
-    assert tally._counts
+    assert tally._minutes
     clock.time += 3600
     await tally.flush(upkeep)
-    assert not tally._counts
+    assert not tally._minutes
 
 
 async def test_a_clock_that_is_set_back_does_not_begin_a_minute_again(clock: Clock, upkeep: Any) -> None:
@@ -146,9 +146,9 @@ async def test_works_take_turns_until_they_have_nothing_more_to_do(clock: Clock)
     done: list[str] = []
 
     def work(name: str, batches: int) -> Callable[[int], Any]:
-        async def batch(term: int) -> Batch:
+        async def batch(term: int) -> Round:
             done.append(name)
-            return Batch(10, more=done.count(name) < batches)
+            return Round(10, done=done.count(name) >= batches)
 
         return batch
 
@@ -163,9 +163,9 @@ async def test_each_work_has_a_turn_however_many_there_are(clock: Clock) -> None
     done: list[int] = []
 
     def work(number: int) -> Callable[[int], Any]:
-        async def batch(term: int) -> Batch:
+        async def batch(term: int) -> Round:
             done.append(number)
-            return Batch(0, more=True)
+            return Round(0, done=False)
 
         return batch
 
@@ -177,12 +177,12 @@ async def test_each_work_has_a_turn_however_many_there_are(clock: Clock) -> None
 async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock, error: StoreError) -> None:
     done: list[int] = []
 
-    async def stopped(term: int) -> Batch:
+    async def stopped(term: int) -> Round:
         raise error
 
-    async def healthy(term: int) -> Batch:
+    async def healthy(term: int) -> Round:
         done.append(term)
-        return Batch(1, more=len(done) < 3)
+        return Round(1, done=len(done) >= 3)
 
     with pytest.raises(type(error)):
         await take_turns(1, [stopped, healthy], clock, going_on, 100)
@@ -192,7 +192,7 @@ async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock,
 async def test_a_round_that_locks_slow_down_ends_when_it_is_asked_to(clock: Clock) -> None:
     tried: list[int] = []
 
-    async def locked(term: int) -> Batch:
+    async def locked(term: int) -> Round:
         tried.append(term)
         raise Locked("held")
 
@@ -207,9 +207,9 @@ async def test_the_rest_after_a_batch_is_as_long_as_the_batch_took(clock: Clock)
     rests: list[float] = []
     took = [0.0, 2.0]
 
-    async def batch(term: int) -> Batch:
+    async def batch(term: int) -> Round:
         clock.time += took[len(rests)]
-        return Batch(1, more=True)
+        return Round(1, done=False)
 
     async def rest(seconds: float) -> bool:
         rests.append(seconds)

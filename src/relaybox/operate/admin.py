@@ -6,6 +6,7 @@ import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Generic, TypeVar
 from uuid import UUID
 
@@ -27,7 +28,6 @@ from relaybox.stores.ledger import (
     DestinationState,
     Entry,
     Filter,
-    Mark,
     Page,
     Policy,
     Relay,
@@ -185,12 +185,12 @@ class Admin(AdminActions):
         """Return the contents of deliveries."""
         return await self._ledger.entries.contents(ids)
 
-    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[Mark]]:
-        """Yield what a consumer has processed, in batches."""
+    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[tuple[str, datetime]]]:
+        """Yield the messages that a consumer has processed, and when, in batches."""
         after = ""
         while marks := await self._ledger.overview.marks(consumer, after):
             yield marks
-            after = marks[-1].message_id
+            after, _ = marks[-1]
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """Return the delivery with that id, or every delivery of the event with that id."""

@@ -118,14 +118,6 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A row of ``inbox_message``: a consumer has processed this message."""
-
-    message_id: str
-    processed_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Filter:
     """Selects rows that match every given field."""
 

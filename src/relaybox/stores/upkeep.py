@@ -12,8 +12,9 @@ The database's clock decides who is alive, who leads and what is old.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
@@ -74,17 +75,17 @@ class Slice(Generic[At]):
     after: At | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Minute:
-    """One relay's results for one destination and minute; ``lag`` counts by bucket (``lag.py``)."""
+    """One relay's results for one destination and minute; ``lag`` counts by bucket (see ``tally.py``)."""
 
     minute: datetime
     destination: str
     relay: str
-    delivered: int
-    retried: int
-    failed: int
-    lag: Mapping[int, int]
+    delivered: int = 0
+    retried: int = 0
+    failed: int = 0
+    lag: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)

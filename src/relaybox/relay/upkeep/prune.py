@@ -11,7 +11,7 @@ from relaybox.core.clock import Clock
 from relaybox.database.statements.upkeep import PROMPT
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
 from relaybox.stores.sql.upkeep.prune import SqlPrune
 from relaybox.stores.upkeep import History, Setting, Slice
 
@@ -72,9 +72,9 @@ class Prune:
         known = self._known.get(destination)
         return math.inf if known is None else known.retention
 
-    async def _prune_history(self, history: History, age: float, term: int) -> Batch | None:
+    async def _prune_history(self, history: History, age: float, term: int) -> Round | None:
         changed = await self._rows.history(term, history, age, BATCH)
-        return None if changed is None else Batch(changed, more=changed == BATCH)
+        return None if changed is None else Round(changed, done=changed < BATCH)
 
 
 class _Walk(Generic[At]):
@@ -90,10 +90,10 @@ class _Walk(Generic[At]):
         self._steps = steps
         return self._work
 
-    async def _work(self, term: int) -> Batch | None:
+    async def _work(self, term: int) -> Round | None:
         slice_ = await self._step(term, after=self._after)
         if slice_ is None:
             return None
         self._after = slice_.after
         self._steps -= 1
-        return Batch(slice_.changed, more=self._after is not None and self._steps > 0)
+        return Round(slice_.changed, done=self._after is None or self._steps <= 0)

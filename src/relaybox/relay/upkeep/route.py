@@ -20,7 +20,7 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Destination, Route, Settings
 from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.errors import RelayboxError
-from relaybox.relay.upkeep.round import Batch, Rest, Round, take_turns
+from relaybox.relay.upkeep.round import Rest, Round, take_turns
 from relaybox.stores.sql.upkeep.route import SqlRoute
 from relaybox.stores.upkeep import Router, StoredEvent, Target, Turn
 from relaybox.wire.codec import decode
@@ -70,7 +70,7 @@ class Reroute:
         self._asked.report()
         return round_
 
-    async def _batch(self, term: int) -> Batch | None:
+    async def _batch(self, term: int) -> Round | None:
         try:
             routed = await self._rows.route(term, self._asked, self._after, BATCH)
         finally:
@@ -81,7 +81,7 @@ class Reroute:
         if routed is None:
             return None
         self._after = routed.after
-        return Batch(routed.changed, more=routed.after is not None)
+        return Round(routed.changed, done=routed.after is None)
 
 
 class _Asked:

@@ -12,7 +12,7 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
 from relaybox.stores.sql.upkeep.sweep import SqlSweep
 from relaybox.stores.upkeep import Setting
 
@@ -42,11 +42,11 @@ class Sweep:
         ]
         return await take_turns(0, works, self._clock, self._rest, BATCHES)
 
-    async def _ordered(self, name: str, setting: Setting, _term: int) -> Batch:
+    async def _ordered(self, name: str, setting: Setting, _term: int) -> Round:
         swept = await self._rows.make_due(name, setting.on_failed == "block", self._after.get(name), BATCH)
         self._after[name] = swept.after
-        return Batch(swept.changed, more=swept.after is not None)
+        return Round(swept.changed, done=swept.after is None)
 
-    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Batch:
+    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Round:
         changed = await self._rows.unpark(name, ROWS)
-        return Batch(changed, more=changed == ROWS)
+        return Round(changed, done=changed < ROWS)

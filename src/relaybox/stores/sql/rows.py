@@ -41,18 +41,15 @@ class Unread(NamedTuple):
         return None
 
 
-class Reading(NamedTuple):
-    """The rows of a claim; ``behind`` holds those that follow an unread row of their key."""
+def read(
+    dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool
+) -> tuple[tuple[Delivery, ...], Sequence[Delivery], Sequence[Unread]]:
+    """Convert claimed rows, sorted by position.
 
-    deliveries: tuple[Delivery, ...]
-    behind: Sequence[Delivery] = ()
-    unread: Sequence[Unread] = ()
-
-
-def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Reading:
-    """Convert claimed rows, sorted by position, to deliveries."""
+    Return the deliveries, those that follow an unread row of their key, and the unread rows.
+    """
     try:
-        return Reading(tuple(map(dialect.delivery, rows)))
+        return tuple(map(dialect.delivery, rows)), (), ()
     except Unreadable:
         pass
     deliveries: list[Delivery] = []
@@ -68,7 +65,7 @@ def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Read
                 blocked.add(row[KEY])
         else:
             (behind if delivery.ordering_key in blocked else deliveries).append(delivery)
-    return Reading(tuple(deliveries), behind, unread)
+    return tuple(deliveries), behind, unread
 
 
 def without_unaddressable(

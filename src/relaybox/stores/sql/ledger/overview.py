@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from datetime import datetime
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.ledger import next_names
 from relaybox.database.steps import Row, Steps, ask
-from relaybox.stores.ledger import BATCH, CAP, Counts, DestinationState, Mark, Relay
+from relaybox.stores.ledger import BATCH, CAP, Counts, DestinationState, Relay
 from relaybox.stores.sql.expressions import Expressions
 from relaybox.stores.sql.parts import Parts
 from relaybox.stores.sql.rows import shown
@@ -58,13 +59,13 @@ class SqlOverview(Topic):
         return tuple(Relay(*_times(self.dialect, row, 4, 5, 6, 7)) for row in rows)
 
     @driven
-    def marks(self, consumer: str, after: str) -> Steps[tuple[Mark, ...]]:
-        """Return up to ``BATCH`` messages of a consumer's inbox after this id, by the primary key."""
+    def marks(self, consumer: str, after: str) -> Steps[list[tuple[str, datetime]]]:
+        """Return up to ``BATCH`` messages that a consumer has processed after this id, and when, by id."""
         inbox = self._own.inbox.c
         found = sa.select(inbox.message_id, inbox.processed_at).where(inbox.consumer == consumer)
         page = found.where(inbox.message_id > after).order_by(inbox.message_id).limit(BATCH)
         [rows] = yield [self._own.query(page)]
-        return tuple(Mark(id_, self.dialect.from_time(at)) for id_, at in rows)
+        return [(id_, self.dialect.from_time(at)) for id_, at in rows]
 
 
 def _counts(dialect: Dialect, parts: Mapping[str, Row], retrying: str | None) -> Counts:
