@@ -7,21 +7,18 @@ from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequen
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Generic, TypeVar
+from typing import Any
 from uuid import UUID
 
 from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, StoreError
 from relaybox.operate.action import Done, Named, Progress, Stop, no_progress
-from relaybox.operate.admin_actions import NAMED, AdminActions
-from relaybox.operate.health import Health, Problem, judge, patience
-from relaybox.operate.history import LOOKED_AT, Failures, Point, Series, grouped, make_series, step_of
+from relaybox.operate.admin_actions import NAMED
+from relaybox.operate.admin_records import AdminRecords, Rows, check_limit
+from relaybox.operate.history import Failures, Point, Series
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
-    AuditRow,
     Choice,
     Content,
     Counts,
@@ -34,20 +31,14 @@ from relaybox.stores.ledger import (
     State,
 )
 from relaybox.stores.sql.ledger import SqlLedger
-from relaybox.stores.sql.ledger.journal import SqlJournal
 
 __all__ = [
     "NAMED", "Admin", "DeadLetterRow", "DestinationStats", "Detail", "Done", "Failures", "Named", "Point",
     "Progress", "Rows", "Series", "Stats", "Stop", "no_progress",
 ]  # fmt: skip
 
-T = TypeVar("T")
-
 WINDOWS = 12
 """Windows of rows that one page of a search reads before it returns what it has."""
-
-MOST = 10_000
-"""The most rows of one page."""
 
 IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
 
@@ -115,25 +106,12 @@ class DeadLetterRow:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rows(Generic[T]):
-    """Rows, newest first, and the cursor of the next page; ``None`` at the end."""
-
-    rows: tuple[T, ...]
-    cursor: Any
-
-
-class Admin(AdminActions):
+class Admin(AdminRecords):
     """The questions and actions of one operator, on a ledger and the configured destinations."""
 
     def acting_as(self, actor: str) -> Admin:
         """Return the service for another operator, on the same connections."""
         return Admin(self._ledger, self._destinations.values(), actor)
-
-    @property
-    def journal(self) -> SqlJournal:
-        """Return the records besides the rows, for code that runs operations."""
-        return self._ledger.journal
 
     async def destinations(self) -> Mapping[str, Destination]:
         """Return the configured destinations by name."""
@@ -218,23 +196,9 @@ class Admin(AdminActions):
         """Return the ids of those that were delivered in shadow: nothing was sent."""
         return await self._ledger.entries.shadowed([one.id for one in entries if one.status == "delivered"])
 
-    async def series(self, hours: float, destination: str | None = None) -> Series:
-        """Return the last hours in at most 180 points. Emitted rows are not known per destination."""
-        await self._configured.check_known(destination)
-        step = step_of(hours)
-        now, settled, levels = await self._ledger.history.steps(hours * 3600, step, destination)
-        return make_series(now, settled, levels, hours, step)
-
-    async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
-        """Group the newest 10,000 failed deliveries by error."""
-        _check_limit(limit)
-        await self._configured.check_known(destination)
-        found, capped = await self._ledger.history.failed_rows(destination, LOOKED_AT)
-        return await grouped(found, capped, limit)
-
     async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> Rows[DeadLetterRow]:
         """Return copies in dead-letter destinations, newest first, without discarded ones."""
-        _check_limit(limit)
+        check_limit(limit)
         names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
         filters = [Filter(status, name) for name in sorted(names) for status in IN_DEAD_LETTERS]
         page = _merged(
@@ -242,42 +206,6 @@ class Admin(AdminActions):
         )
         contents = await self._ledger.entries.contents([entry.id for entry in page.entries])
         return Rows(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
-
-    async def audits(self, limit: int = 50, cursor: int | None = None) -> Rows[AuditRow]:
-        """Return what operators did, newest first."""
-        _check_limit(limit)
-        rows = await self._ledger.journal.audits(limit, cursor)
-        return Rows(rows, rows[-1].id if len(rows) == limit else None)
-
-    async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
-        """Return bulk actions in the background, running and ended, newest first."""
-        _check_limit(limit)
-        return await self._ledger.journal.operations(limit)
-
-    async def operation(self, id_: UUID) -> Operation | None:
-        """Return one background operation."""
-        return await self._ledger.journal.operation(id_)
-
-    async def cancel(self, id_: UUID) -> bool:
-        """End an operation after its current batch. Return True if it was running."""
-        cancelled = await self._ledger.journal.cancel(id_)
-        if cancelled:
-            await self.note("cancel", {"operation": id_})
-        return cancelled
-
-    async def health(self, stalled_after: float = 60.0) -> Health:
-        """Check that deliveries flow. A database that does not answer is reported, not raised."""
-        try:
-            sent = [
-                one for one in self._destinations.values() if one.name not in self._configured.handed_over
-            ]
-            relayed = {one.name: patience(one.rate_limit, stalled_after) for one in sent}
-            flows = await self._ledger.history.flows(relayed)
-            overview = self._ledger.overview
-            places, relays = await overview.states(), await overview.relays()
-        except (StoreError, OSError) as error:
-            return Health(False, (Problem(None, f"the database does not answer: {error}", None),))
-        return judge(flows, places, relays, relayed)
 
 
 async def _head(ledger: SqlLedger, policy: Policy, entry: Entry) -> Entry | None:
@@ -287,11 +215,6 @@ async def _head(ledger: SqlLedger, policy: Policy, entry: Entry) -> Entry | None
     if not policy.ordered and entry.state is not State.PARKED:
         return None
     return await ledger.entries.head(entry.destination, entry.ordering_key, block=policy.block)
-
-
-def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= MOST:
-        raise ConfigError(f"limit = {limit}: use 1 to {MOST:,}")
 
 
 def _merged(pages: Sequence[Page], limit: int) -> Page:
