@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 from uuid import UUID
 
 from uuid_utils.compat import uuid7
@@ -21,6 +21,8 @@ from relaybox.stores.sql.ledger.journal import audited
 from relaybox.stores.sql.rows import to_json
 from relaybox.stores.sql.store import Driver, Topic, driven
 
+Policies: TypeAlias = Mapping[str, Policy]
+
 
 class SqlChanges(Topic):
     """Changes rows and destinations."""
@@ -31,20 +33,16 @@ class SqlChanges(Topic):
         self._store_sql = expressions.statements
         self._notes = notes
 
-    async def retry(
-        self, entries: Sequence[Entry], policies: Mapping[str, Policy], audit: Audit
-    ) -> frozenset[UUID]:
+    async def retry(self, entries: Sequence[Entry], policies: Policies, audit: Audit) -> frozenset[UUID]:
         """Make failed rows due with attempts reset, and rows that back off due now; return changed ids."""
         return await self._change_rows("retry", entries, policies, audit)
 
-    async def discard(
-        self, entries: Sequence[Entry], policies: Mapping[str, Policy], audit: Audit
-    ) -> frozenset[UUID]:
+    async def discard(self, entries: Sequence[Entry], policies: Policies, audit: Audit) -> frozenset[UUID]:
         """Discard failed and pending rows; the next row of each key becomes due."""
         return await self._change_rows("discard", entries, policies, audit)
 
     async def move(
-        self, entries: Sequence[Entry], to: str, policies: Mapping[str, Policy], audit: Audit
+        self, entries: Sequence[Entry], to: str, policies: Policies, audit: Audit
     ) -> frozenset[UUID]:
         """Move pending and failed rows; an ordered destination gets the first rows of each key instead."""
         moved: set[UUID] = set()
@@ -58,7 +56,7 @@ class SqlChanges(Topic):
         return frozenset(moved)
 
     async def replay(
-        self, entries: Sequence[Entry], to: str | None, policies: Mapping[str, Policy], audit: Audit
+        self, entries: Sequence[Entry], to: str | None, policies: Policies, audit: Audit
     ) -> Mapping[UUID, UUID]:
         """Copy final rows as new ones that are due now; return each row's new id."""
         made: dict[UUID, UUID] = {}
@@ -127,12 +125,7 @@ class SqlChanges(Topic):
         return [*first, *(entry for entry in entries if entry.ordering_key is None)]
 
     async def _change_rows(
-        self,
-        action: str,
-        entries: Sequence[Entry],
-        policies: Mapping[str, Policy],
-        audit: Audit,
-        **params: Any,
+        self, action: str, entries: Sequence[Entry], policies: Policies, audit: Audit, **params: Any
     ) -> frozenset[UUID]:
         changed: set[UUID] = set()
         for part in _batches(entries):
@@ -180,7 +173,7 @@ def _first_values(rows: Sequence[Row]) -> list[Any]:
     return [row[0] for row in rows]
 
 
-def _policy(policies: Mapping[str, Policy], name: str) -> Policy:
+def _policy(policies: Policies, name: str) -> Policy:
     return policies.get(name, Policy())
 
 
