@@ -103,16 +103,10 @@ _Known: TypeAlias = dict[_Event, Committed]
 Fate: TypeAlias = tuple[Committed, int | None, str | None]
 """An event, its first arrival (None: never received) and its row's status (None: not known)."""
 
+Overtaking: TypeAlias = tuple[Committed, int, int, int | None]
+"""An event, its arrival, and the position and arrival (None: never) of the one that it came before."""
+
 _NEVER = 2**63 - 1
-
-
-class Overtaking(NamedTuple):
-    """An event that came before the one at ``position``, which came at ``until``, or never (None)."""
-
-    row: Committed
-    arrival: int
-    position: int
-    until: int | None
 
 
 def check(
@@ -227,7 +221,7 @@ def overtakings(fates: Iterable[Fate], on_failed: str) -> Iterator[Overtaking]:
         key = row.destination, row.key
         until, position = latest.get(key, (-1, 0))
         if arrival is not None and arrival < until:
-            yield Overtaking(row, arrival, position, None if until == _NEVER else until)
+            yield row, arrival, position, None if until == _NEVER else until
         came = _NEVER if arrival is None else arrival
         failed = state == "failed" or (state is None and arrival is None)
         # Later events of a key need not wait for one that was discarded, or failed and skipped.
