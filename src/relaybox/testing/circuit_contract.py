@@ -9,15 +9,7 @@ import pytest
 
 from relaybox.core.outcome import Delivered
 from relaybox.stores.store import Claim, Held
-from relaybox.testing.harness import (
-    LEASE,
-    Harness,
-    claimed,
-    emit,
-    settle,
-    take,
-    want,
-)
+from relaybox.testing.harness import LEASE, Harness, claimed, emit, settle, take, want
 
 SLACK = 5.0
 """Seconds that a test may take between two of its steps."""

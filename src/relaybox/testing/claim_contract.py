@@ -7,17 +7,7 @@ from uuid import uuid4
 
 from relaybox.core.outcome import Delivered, Failed
 from relaybox.stores.store import Claim, Held
-from relaybox.testing.harness import (
-    Harness,
-    claimed,
-    die,
-    emit,
-    see,
-    settle_all,
-    states,
-    take,
-    want,
-)
+from relaybox.testing.harness import Harness, claimed, die, emit, see, settle_all, states, take, want
 
 
 class ClaimContract:

@@ -9,16 +9,7 @@ from typing import Any
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Released, Retried
 from relaybox.stores.store import Claim, DeadLetter, Want
-from relaybox.testing.harness import (
-    LEASE,
-    Harness,
-    die,
-    emit,
-    see,
-    settle,
-    take,
-    want,
-)
+from relaybox.testing.harness import LEASE, Harness, die, emit, see, settle, take, want
 
 GRAVE = DeadLetter("grave", max_attempts=3)
 ORDERED_GRAVE = DeadLetter("grave", ordered=True)

@@ -4,18 +4,7 @@ from __future__ import annotations
 
 from relaybox.core.outcome import Delivered, Failed, Released, Retried
 from relaybox.stores.store import Claim
-from relaybox.testing.harness import (
-    LEASE,
-    Harness,
-    Seen,
-    emit,
-    see,
-    settle,
-    settle_all,
-    states,
-    take,
-    want,
-)
+from relaybox.testing.harness import LEASE, Harness, Seen, emit, see, settle, settle_all, states, take, want
 
 
 class OutcomeContract:

@@ -15,14 +15,7 @@ from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import Entry
-from relaybox.stores.sql.rows import (
-    POSITION,
-    Unread,
-    candidates,
-    nameable,
-    to_json,
-    without_unaddressable,
-)
+from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, to_json, without_unaddressable
 from relaybox.stores.store import Held, Want
 
 Claimed: TypeAlias = tuple[list[Row], int, list[Row]]

@@ -28,15 +28,7 @@ from relaybox.stores.sql.claims import (
 )
 from relaybox.stores.sql.outcomes import OfLease, OutcomeStatements, by_lease, items_of
 from relaybox.stores.sql.rows import listed, read, to_json
-from relaybox.stores.store import (
-    Claim,
-    DeadLetter,
-    OnFailed,
-    Settlement,
-    Want,
-    bury,
-    used_up,
-)
+from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want, bury, used_up
 
 
 class Settled(NamedTuple):
