@@ -70,10 +70,7 @@ class StoreSteps:
         return Claim(deliveries, parked=parked, held=held)
 
     def settle(
-        self,
-        settlements: Sequence[Settlement],
-        on_failed: OnFailed,
-        dead_letter: DeadLetter | None = None,
+        self, settlements: Sequence[Settlement], on_failed: OnFailed, dead_letter: DeadLetter | None = None
     ) -> Steps[Settled]:
         """Write outcomes and make the next row of each key due, in one transaction."""
         settlements = _each_once(settlements)
@@ -98,10 +95,7 @@ class StoreSteps:
         return Settled(lost, due)
 
     def settle_free(
-        self,
-        settlements: Sequence[Settlement],
-        on_failed: OnFailed,
-        dead_letter: DeadLetter | None = None,
+        self, settlements: Sequence[Settlement], on_failed: OnFailed, dead_letter: DeadLetter | None = None
     ) -> Steps[Settled]:
         """Settle, but skip locked rows, and keys whose next row is locked: nothing would make it due."""
         keys = keys_of(delivery for delivery, _ in settlements)

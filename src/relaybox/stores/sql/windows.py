@@ -94,12 +94,7 @@ def _in_state(columns: Any, state: str) -> Any:
         return pending & (columns.leased_until > now())
     waiting = pending & (columns.leased_until.is_(None) | (columns.leased_until <= now()))
     due = columns.next_attempt_at
-    moments = {
-        "pending": sa.true(),
-        "due": due <= now(),
-        "scheduled": due > now(),
-        "parked": due.is_(None),
-    }
+    moments = {"pending": sa.true(), "due": due <= now(), "scheduled": due > now(), "parked": due.is_(None)}
     return waiting & moments[state]
 
 
