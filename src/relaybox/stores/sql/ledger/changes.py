@@ -111,8 +111,7 @@ class SqlChanges(Topic):
         """End a pause and close the circuit; return whether anything changed."""
         return bool(await self._change("resume", {"destination": destination, **audited(audit)}))
 
-    @driven
-    def _first_of_keys(self, entries: Sequence[Entry]) -> Steps[list[Entry]]:
+    async def _first_of_keys(self, entries: Sequence[Entry]) -> list[Entry]:
         """Replace entries with the first rows of the same keys and statuses; keep those without a key."""
         alike = Counter((one.destination, one.ordering_key, one.status == "failed") for one in entries)
         queries = [
@@ -120,7 +119,7 @@ class SqlChanges(Topic):
             for (name, key, failed), count in alike.items()
             if key is not None
         ]
-        found = (yield queries) if queries else []
+        found = await self.run(partial(ask, queries)) if queries else []
         first = [self._entry(row) for rows in found for row in rows]
         return [*first, *(entry for entry in entries if entry.ordering_key is None)]
 
