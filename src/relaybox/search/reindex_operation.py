@@ -176,7 +176,7 @@ class BuildWatch:
         """Raise if events of the build have failed."""
         failed = await self._records.undelivered.failed_for(self._destination, self._index, NAMED)
         if failed:
-            texts = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
+            texts = "; ".join(f"document {own}: {error or 'no reason given'}" for _, own, error in failed)
             raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {texts}")
 
     async def _dropped_because(self) -> str:
@@ -223,13 +223,13 @@ class BuildWatch:
         if place is not None and place.circuit != "closed":
             return f"the circuit of {name} is open: {place.circuit_reason or 'no reason given'}"
         block = self.building.destination.on_failed == "block"
-        for row in await self._records.undelivered.waiting_for(name, self._index, NAMED):
-            found = await ledger.entries.find(row.id, exact=True)
+        for id_, document, _ in await self._records.undelivered.waiting_for(name, self._index, NAMED):
+            found = await ledger.entries.find(id_, exact=True)
             for key in [entry.ordering_key for entry in found if entry.ordering_key is not None]:
                 head = await ledger.entries.head(name, key, block=block)
                 if head is not None and head.status == "failed":
                     fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
-                    raise ReindexFailed(f"document {row.document} waits behind an event that failed: {fix}")
+                    raise ReindexFailed(f"document {document} waits behind an event that failed: {fix}")
         return None
 
 
@@ -279,7 +279,7 @@ class Leftovers:
         name, discarded = self.destination.name, 0
         give_up = time.monotonic() + SENDING + self.destination.timeout
         while rows := await self.records.undelivered.open_for(name, self.index, DISCARDED):
-            done = await self.records.admin.discard(Named([row.id for row in rows], exact=True))
+            done = await self.records.admin.discard(Named([id_ for id_, *_ in rows], exact=True))
             discarded += done.affected
             if not done.affected:
                 if time.monotonic() > give_up:
