@@ -36,7 +36,7 @@ async def test_cleanup_deletes_undelivered_rows(case: Case, kind: str) -> None:
     delivered = bench.put("shop", "delivered", age=LONG_AGO)
     upkeep = bench.upkeep()
     shop = Destination("shop", "console:", retention="1d")
-    prune = Prune(upkeep, Agreement(upkeep, [shop], "me"), MonotonicClock(), go_on)
+    prune = Prune(upkeep.prune, Agreement(upkeep.reports, [shop], "me"), MonotonicClock(), go_on)
     await prune(await leading(upkeep))
     left = bench.ids()
     for store in bench.stores:

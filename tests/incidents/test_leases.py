@@ -13,7 +13,8 @@ from relaybox import Event
 from relaybox.core.outcome import Delivered, Retried
 from relaybox.database.statements import delivery as statements
 from relaybox.relay.observer import Observer
-from relaybox.stores.sql.steps import OfLease, StoreSteps
+from relaybox.stores.sql.outcomes import OfLease
+from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.store import Settlement, Want
 from tests.databases import SERVERS
 from tests.incidents.conftest import Case, done_or_waiting, make_shop, take_over, variants

@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 from uuid import UUID
 
+import pytest
 import sqlalchemy as sa
 from typer.testing import CliRunner
 
@@ -42,6 +43,12 @@ CONFIGURATION = "".join(
 """The same, as a file has it."""
 
 GONE = Destination("gone", "console:")
+
+
+def stop_counting_at(cap: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Count and read windows of so many rows only."""
+    for module in ("search", "parts", "windows", "ledger.overview"):
+        monkeypatch.setattr(f"relaybox.stores.sql.{module}.CAP", cap)
 
 
 class Operated:

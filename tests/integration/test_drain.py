@@ -19,6 +19,7 @@ from relaybox.relay.upkeep.round import Round
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.sweep import SqlSweep
 from relaybox.stores.store import Claim, Want
 from tests.databases import KINDS
 from tests.integration.receivers import doing
@@ -114,15 +115,17 @@ async def test_what_a_drain_does_is_in_the_statistics(shop: Shop) -> None:
     assert counted(shop) == (10, 5, 5)
 
 
-@pytest.mark.parametrize(("method", "doing"), [("record", "write statistics"), ("unpark", "sweep")])
+@pytest.mark.parametrize(
+    ("part", "method", "doing"), [(SqlUpkeep, "record", "write statistics"), (SqlSweep, "unpark", "sweep")]
+)
 async def test_upkeep_that_fails_does_not_fail_a_drain(
-    shop: Shop, method: str, doing: str, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, part: type, method: str, doing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def refuse(*_: Any) -> None:
         raise StoreError("no room")
 
     shop.collect()
-    monkeypatch.setattr(SqlUpkeep, method, refuse)
+    monkeypatch.setattr(part, method, refuse)
     shop.emit(3)
     troubles = Troubles()
     assert await shop.outbox.relay(observers=[troubles]).drain(sweep=doing == "sweep") is True
@@ -178,7 +181,10 @@ async def test_what_an_older_version_left_parked_is_delivered_by_the_next_drain(
     shop.emit(2)
     park(shop)
     async with shop.store() as store:
-        assert await SqlUpkeep(store).lead("a leader that does not know this destination", 60.0) is not None
+        assert (
+            await SqlUpkeep(store).members.lead("a leader that does not know this destination", 60.0)
+            is not None
+        )
     await shop.outbox.adrain()
     assert (seen, shop.states()) == ([0, 1], {"delivered": 2})
 

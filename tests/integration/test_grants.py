@@ -24,9 +24,9 @@ from relaybox.database.statements.delivery import Query, Statements
 from relaybox.errors import ConfigError, SchemaError, StoreError
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
-from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.store import Settlement, Want
 from relaybox.stores.upkeep import Sample
 from tests.conftest import available
@@ -207,12 +207,12 @@ async def test_the_relay_samples_operates_claims_and_settles(database: Database)
         assert (await samples.measure("d", 10)).pending == 3
         position, now = await samples.position()
         assert position == 3
-        term = await SqlUpkeep(store).lead("a relay", 60.0)
+        term = await SqlUpkeep(store).members.lead("a relay", 60.0)
         assert term is not None
         assert await samples.keep(term, now, [Sample("d", 3, 0, None)]) == 1
         id_ = uuid4()
-        await ledger.begin(id_, "retry", "ann", {}, None)
-        assert await ledger.cancel(id_)
+        await ledger.journal.begin(id_, "retry", "ann", {}, None)
+        assert await ledger.journal.cancel(id_)
         claim = await store.claim(Want("d", "a relay", ordered=True))
         assert len(claim.deliveries) == 3
         assert await store.extend(claim.deliveries, 60) == frozenset()

@@ -23,7 +23,7 @@ from relaybox.database.schema import Tables
 from relaybox.database.statements.delivery import Query
 from relaybox.errors import StoreError
 from relaybox.stores.open import open_postgresql
-from relaybox.stores.sql.steps import LEASES_APART
+from relaybox.stores.sql.outcomes import LEASES_APART
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.store import Settlement, Want
 from tests.databases import POSTGRESQL

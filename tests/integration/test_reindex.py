@@ -25,7 +25,7 @@ from relaybox.search.meilisearch.engine import MeilisearchEngine
 from relaybox.search.reindex_operation import Leftovers, ReindexFailed, alone
 from relaybox.search.results import Reindexed
 from relaybox.search.workspace import open_records
-from relaybox.stores.sql.ledger import SqlLedger
+from relaybox.stores.sql.ledger.journal import SqlJournal
 from tests.databases import KINDS
 from tests.integration.library import DOCUMENT, SOURCE, Library, key_in_url
 from tests.integration.project import Project
@@ -663,7 +663,7 @@ async def ended_badly(library: Library, end: Callable[[asyncio.Task[None]], obje
 def test_how_it_ended_is_on_record_though_it_was_cancelled_twice(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish = SqlLedger.finish
+    finish = SqlJournal.finish
 
     def end(working: asyncio.Task[None]) -> None:
         async def cancelled_again(*arguments: Any) -> None:
@@ -671,7 +671,7 @@ def test_how_it_ended_is_on_record_though_it_was_cancelled_twice(
             await asyncio.sleep(0)
             await finish(*arguments)
 
-        monkeypatch.setattr(SqlLedger, "finish", cancelled_again)
+        monkeypatch.setattr(SqlJournal, "finish", cancelled_again)
         working.cancel()
 
     asyncio.run(ended_badly(library, end))
@@ -681,14 +681,14 @@ def test_how_it_ended_is_on_record_though_it_was_cancelled_twice(
 def test_how_it_ended_is_on_record_though_the_database_was_away(
     library: Library, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    finish, away = SqlLedger.finish, iter([True])
+    finish, away = SqlJournal.finish, iter([True])
 
     async def away_at_first(*arguments: Any) -> None:
         if next(away, False):
             raise StoreError("server closed the connection")
         await finish(*arguments)
 
-    monkeypatch.setattr(SqlLedger, "finish", away_at_first)
+    monkeypatch.setattr(SqlJournal, "finish", away_at_first)
     asyncio.run(ended_badly(library, asyncio.Task.cancel))
     assert operations(library) == ["cancelled"]
 

@@ -49,8 +49,8 @@ async def test_a_sweep_steps_over_a_head_that_somebody_has_locked(scene: Scene) 
     with scene.engine.begin() as connection:
         scene.lock(connection, later.id)
         async with asyncio.timeout(PATIENCE):
-            assert await upkeep.sweep("shop", True, None, 10) == Slice(0, None)
-    assert await upkeep.sweep("shop", True, None, 10) == Slice(1, None)
+            assert await upkeep.sweep.make_due("shop", True, None, 10) == Slice(0, None)
+    assert await upkeep.sweep.make_due("shop", True, None, 10) == Slice(1, None)
 
 
 async def test_a_claim_locks_only_what_it_takes(scene: Scene) -> None:

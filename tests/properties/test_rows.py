@@ -23,7 +23,7 @@ from relaybox.relay.observer import Observer
 from relaybox.stores.ledger import Filter
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
-from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from tests.databases import engine
 from tests.properties import edits
 from tests.properties.conftest import Database, Feed

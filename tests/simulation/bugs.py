@@ -39,10 +39,10 @@ from relaybox.relay.suspects import Suspects
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.sinks import sink
 from relaybox.sinks.sink import Answer, OneByOne, Progress
-from relaybox.stores.sql import steps as steps_module
+from relaybox.stores.sql import outcomes as outcomes_module
 from relaybox.stores.sql.steps import StoreSteps
 from relaybox.stores.sql.store import SqlStore
-from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.prune import SqlPrune
 from relaybox.stores.store import ANY_SIZE, Claim, Settlement
 from relaybox.stores.upkeep import Setting
 from relaybox.testing.checker import Finding
@@ -253,7 +253,7 @@ async def _pause_forever(self: Breaker, opening: Any, **options: Any) -> None:
     await _open(self, replace(opening, gone=True), **options)
 
 
-_claim_steps, _effect = StoreSteps.claim, steps_module._effect
+_claim_steps, _effect = StoreSteps.claim, outcomes_module._effect
 _is_free, _lease, _settle, _read = Server._is_free, Server.do_lease, Server.do_settle, Emitted.read
 _extend, _copy, _execute = Server.do_extend, Server.do_copy_failed, Server.execute
 _make_heads_due, _rollback = Server.do_make_heads_due, Database.rollback
@@ -577,7 +577,7 @@ BUGS = (
     Bug("extends without the lease's token", 6, [(Server, "do_extend", _fenced_by(_is_pending, _extend))]),
     Bug("extends what is settled", 6, [(Server, "do_extend", _fenced_by(_is_there, _extend))]),
     Bug("leaves the token when it settles", 7, [(Server, "do_settle", _settle_and_leave_the_token)]),
-    Bug("a release keeps the attempt", 14, [(steps_module, "_effect", _effect_without_return)]),
+    Bug("a release keeps the attempt", 14, [(outcomes_module, "_effect", _effect_without_return)]),
     Bug("parked rows are never made due", 2, [(StoreSteps, "_make_heads_due", lambda *_: []), NO_SWEEP]),
     Bug(
         "settles, and makes the next of a key due in another transaction",
@@ -605,7 +605,7 @@ BUGS = (
     Bug(
         "forgets when the last row of an event was final",
         451,
-        [(UpkeepServer, "keep_keys_of", lambda *_: None), (SqlUpkeep, "_keys_of", lambda *_: ())],
+        [(UpkeepServer, "keep_keys_of", lambda *_: None), (SqlPrune, "_keys_of", lambda *_: ())],
     ),
     Bug("delivers what was rolled back", 0, [(Database, "rollback", _emit_though_rolled_back)]),
     Bug("cuts payloads", 0, [(Emitted, "read", _read_cut)]),

@@ -15,6 +15,7 @@ from uuid import UUID
 from relaybox.core import circuit
 from relaybox.core.event import Delivery
 from relaybox.core.settings import Destination
+from relaybox.database.pools.places import UPKEEP
 from relaybox.database.statements.delivery import Texts
 from relaybox.emit.wakes.local import LocalWake
 from relaybox.operate.observers.several import Observers
@@ -28,9 +29,11 @@ from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep import agreement, caretaker, membership, prune
 from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.membership import Membership
+from relaybox.relay.upkeep.schedule import log as schedule_log
 from relaybox.relay.upkeep.tally import DatabaseTime, Tally
-from relaybox.stores.sql import claims, steps, upkeep
+from relaybox.stores.sql import claims, outcomes, upkeep
 from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep import prune as prune_rows
 from relaybox.stores.store import Claim, DeadLetter, Settlement
 from relaybox.stores.upkeep import Member
 from relaybox.testing.checker import Committed, Finding, Received, check
@@ -166,7 +169,9 @@ class Schedule:
         member = Member(node.name, "host", 1, "0")
         tally = NodeTally(node, DatabaseTime(clock, lambda: to_datetime(0.0)))
         silent = plan.differs is None or (plan.differs.silent and node in self.whole)
-        upkeep = Agreed(store) if silent else SqlUpkeep(store)
+        upkeep = SqlUpkeep(store)
+        if silent:
+            upkeep.reports = Agreed(store.driver, upkeep.sql, UPKEEP)
         window = upkeep_tables.WINDOW if plan.keyed else prune.IDEMPOTENCY_WINDOW
         options: dict[str, Any] = {"died": self._is_dead, "idempotency_window": window}
         # One that lacks all of them has another one, where nothing happens.
@@ -529,13 +534,13 @@ class Schedule:
             # Nothing asks for all tasks, and remembering each of them is expensive.
             (asyncio.tasks._all_tasks, "add", id),  # type: ignore[attr-defined]
             (claims, "uuid4", random_uuid),
-            (steps, "uuid7", random_uuid),
+            (outcomes, "uuid7", random_uuid),
             (upkeep, "texts", lambda *_: Texts({"fence": ""})),
             (caretaker, "PRUNE", 1.0 if self.plan.differs or self.plan.keyed else PRUNES),
             (prune, "PROMPT", upkeep_tables.PROMPT),
-            (upkeep, "PROMPT", upkeep_tables.PROMPT),
+            (prune_rows, "PROMPT", upkeep_tables.PROMPT),
             (agreement.log, "disabled", True),
-            (caretaker.log, "disabled", True),
+            (schedule_log, "disabled", True),
             (rest, "SHORTEST_POLL", 0.2),
             (settle, "GAP", GAP),
             (settle, "GAP_WHERE_ORDERED", GAP),

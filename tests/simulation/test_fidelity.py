@@ -88,17 +88,17 @@ async def _walk(step: Callable[[Any], Awaitable[Slice[Any] | None]]) -> list[int
 
 
 async def _sweep(side: Side, term: int, name: str, block: bool) -> list[int | None]:
-    return await _walk(lambda after: side.upkeep.sweep(name, block, after, 2))
+    return await _walk(lambda after: side.upkeep.sweep.make_due(name, block, after, 2))
 
 
 async def _unpark(side: Side, term: int, name: str, block: bool) -> int | None:
-    return await side.upkeep.unpark(name, 2)
+    return await side.upkeep.sweep.unpark(name, 2)
 
 
 async def _prune(side: Side, term: int, name: str, block: bool) -> list[int | None]:
-    kept = await side.upkeep.kept()
+    kept = await side.upkeep.prune.kept()
     assert all(row.destination in kept for row in side.see().rows if row.status == "delivered")
-    return await _walk(lambda after: side.upkeep.prune_delivered(term, name, 50.0, after, 2))
+    return await _walk(lambda after: side.upkeep.prune.delivered(term, name, 50.0, after, 2))
 
 
 CHORES = {"sweep": _sweep, "unpark": _unpark, "prune": _prune}
@@ -407,17 +407,17 @@ class Machine(RuleBasedStateMachine):
     def beat(self, name: str, live: float, leaves: bool) -> None:
         async def act(side: Side) -> Any:
             if leaves:
-                return await side.upkeep.leave(name)
-            return (await side.upkeep.beat(Member(name, "host", 1, "1"), live)).alive
+                return await side.upkeep.members.leave(name)
+            return (await side.upkeep.members.beat(Member(name, "host", 1, "1"), live)).alive
 
         self.check("leave" if leaves else "beat", act)
 
     @rule(name=members, length=st.sampled_from((250.0, 2050.0, 2050.0, None)))
     def lead(self, name: str, length: float | None) -> None:
         if length is None:
-            self.check("resign", lambda side: side.upkeep.resign(name))
+            self.check("resign", lambda side: side.upkeep.members.resign(name))
         else:
-            term = self.check("lead", lambda side: side.upkeep.lead(name, length))
+            term = self.check("lead", lambda side: side.upkeep.members.lead(name, length))
             self.terms += [] if term is None else [term]
 
     @rule(

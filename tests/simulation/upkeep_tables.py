@@ -12,8 +12,8 @@ import msgspec
 
 from relaybox.core.settings import Destination
 from relaybox.errors import NoTables
-from relaybox.stores.sql.upkeep import SqlUpkeep
-from relaybox.stores.upkeep import Said, Setting
+from relaybox.stores.sql.upkeep.agreement import SqlReports
+from relaybox.stores.upkeep import Report, Setting
 from tests.simulation.database import OPEN, Database, Row, Transaction
 
 if TYPE_CHECKING:
@@ -58,16 +58,16 @@ def draw_keyed(plan: Plan) -> bool:
     return Random(f"keyed {plan.seed}").random() < 0.1
 
 
-class Agreed(SqlUpkeep):
-    """Upkeep of relays that all have the same settings, and need not say so."""
+class Agreed(SqlReports):
+    """Reports of relays that all have the same settings, and need not say so."""
 
-    async def said(self) -> tuple[Said, ...]:
+    async def read(self) -> tuple[Report, ...]:
         raise NoTables("nobody says anything")
 
-    async def say(self, *_: Any) -> None:
-        await self.said()
+    async def write(self, *_: Any) -> None:
+        await self.read()
 
-    async def fall_silent(self, relay: str) -> None:
+    async def outdate(self, relay: str) -> None:
         """Do nothing."""
 
 

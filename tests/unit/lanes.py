@@ -19,7 +19,8 @@ from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
 from relaybox.relay.shared import Shared
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores.memory import MemoryStore, Row
+from relaybox.stores.memory import MemoryStore
+from relaybox.stores.memory_rows import Row
 from tests.waiting import PATIENCE
 
 

@@ -10,24 +10,24 @@ from uuid import UUID
 import pytest
 
 from relaybox.operate.why import SILENT, explain
-from relaybox.stores.ledger import Entry, Place, Relay, State
+from relaybox.stores.ledger import DestinationState, Entry, Relay, State
 from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 1, 1, 12, tzinfo=UTC)
 LATER, EARLIER = NOW + timedelta(hours=1), NOW - timedelta(hours=1)
 ENTRY = entry(EARLIER, next_attempt_at=EARLIER, seen_at=NOW)
-CLOSED = Place("shop", None, None, None, None, "closed", None, None, NOW)
+CLOSED = DestinationState("shop", None, None, None, None, "closed", None, None, NOW)
 PAUSED = replace(CLOSED, paused_at=EARLIER, paused_by="ann", pause_reason="tea")
 OPEN = replace(CLOSED, circuit="open", circuit_until=LATER, circuit_reason="refused")
 RELAY = Relay("r", "h", 1, "1", EARLIER, NOW, None, NOW)
 HEAD = replace(ENTRY, id=UUID(int=9), event_id=UUID(int=9), position=0)
 
 
-def kind(row: Entry, place: Place = CLOSED, head: Entry | None = None, known: str = "shop") -> str:
+def kind(row: Entry, place: DestinationState = CLOSED, head: Entry | None = None, known: str = "shop") -> str:
     return explain(row, {"shop": place}, {known}, [RELAY], head).kind
 
 
-def text(row: Entry, place: Place = CLOSED, relays: tuple[Relay, ...] = (RELAY,)) -> str:
+def text(row: Entry, place: DestinationState = CLOSED, relays: tuple[Relay, ...] = (RELAY,)) -> str:
     return explain(row, {"shop": place}, {"shop"}, relays).text
 
 

@@ -17,7 +17,7 @@ from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, InvalidField, PayloadError
 from relaybox.operate.why import explain
 from relaybox.relay.upkeep.route import StoredRouter
-from relaybox.stores.upkeep import Target, Waiting
+from relaybox.stores.upkeep import StoredEvent, Target
 from tests.unit.deliveries import entry
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -111,9 +111,9 @@ def test_it_takes_no_dead_letters() -> None:
         settings(Destination("cdc", "debezium:"), Destination("mail", "console:", dead_letter="cdc"))
 
 
-def waiting(payload: str | None = "{}", **changes: Any) -> Waiting:
+def waiting(payload: str | None = "{}", **changes: Any) -> StoredEvent:
     data = (None, None) if payload is not None else (b"\0", "binary")
-    event = Waiting(UUID(int=1), "Order", "7", "order.paid", payload, *data, "{}", None, "1", 5, False)
+    event = StoredEvent(UUID(int=1), "Order", "7", "order.paid", payload, *data, "{}", None, "1", 5, False)
     return replace(event, **changes)
 
 

@@ -118,14 +118,16 @@ async def test_many_rows_are_grouped_beside_the_event_loop(monkeypatch: pytest.M
     class Ledger:
         rows = 0
 
-        async def failed_rows(self, destination: str | None, most: int) -> SimpleNamespace:
-            return SimpleNamespace(failures=[None] * self.rows)
+        async def failed_rows(self, destination: str | None, most: int) -> tuple[list[None], bool]:
+            return [None] * self.rows, False
 
-    def grouped(rows: object, limit: int) -> None:
+    def grouped(rows: object, capped: bool, limit: int) -> None:
         threads.append(threading.current_thread())
 
     monkeypatch.setattr("relaybox.operate.history.group_failures", grouped)
-    service = SimpleNamespace(_ledger=Ledger(), _check_known=AsyncMock())
+    service = SimpleNamespace(
+        _ledger=SimpleNamespace(history=Ledger()), _configured=SimpleNamespace(check_known=AsyncMock())
+    )
     for Ledger.rows in (AT_ONCE, AT_ONCE + 1):
         await Admin.failures(service)  # type: ignore[arg-type]
     assert [one is threading.main_thread() for one in threads] == [True, False]

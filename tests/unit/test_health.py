@@ -9,7 +9,7 @@ from typing import Any
 from relaybox.operate.health import judge, patience
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Flow
-from relaybox.stores.ledger import Place, Relay
+from relaybox.stores.ledger import DestinationState, Relay
 
 NOW = datetime(2026, 1, 31, 12, tzinfo=UTC)
 IDLE = Flow(pending=False, due_seconds=None, settles=False)
@@ -20,13 +20,13 @@ def relay(ago: float = 1.0) -> Relay:
     return Relay("relay-1", "host", 1, "1", NOW, NOW - timedelta(seconds=ago), None, NOW)
 
 
-def place(**changes: Any) -> Place:
-    return replace(Place("shop", None, None, None, None, "closed", None, None, NOW), **changes)
+def place(**changes: Any) -> DestinationState:
+    return replace(DestinationState("shop", None, None, None, None, "closed", None, None, NOW), **changes)
 
 
 def reasons(
     flow: Flow,
-    place: Place | None = None,
+    place: DestinationState | None = None,
     relays: tuple[Relay, ...] = (relay(),),
     *,
     rate: float | None = None,

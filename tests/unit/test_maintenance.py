@@ -31,7 +31,7 @@ from relaybox.relay.upkeep.canary import GRACE, Canary
 from relaybox.relay.upkeep.caretaker import AGAIN, SWEEP, Caretaker, Chores
 from relaybox.relay.upkeep.membership import LEASE, Leadership
 from relaybox.relay.upkeep.prune import Prune
-from relaybox.relay.upkeep.round import Batch, Round, take_turns
+from relaybox.relay.upkeep.round import Round, take_turns
 from relaybox.relay.upkeep.sample import CAP, Sampling
 from relaybox.relay.upkeep.tally import LAST, DatabaseTime, Tally, bucket, ends, percentile
 from relaybox.stores.store import Claim, Settlement
@@ -123,10 +123,10 @@ async def test_minutes_that_are_written_and_over_are_forgotten(
 ) -> None:
     settle(tally, Delivered())
     await tally.flush(upkeep)
-    assert tally._counts
+    assert tally._minutes
     clock.time += 3600
     await tally.flush(upkeep)
-    assert not tally._counts
+    assert not tally._minutes
 
 
 async def test_a_clock_that_is_set_back_does_not_begin_a_minute_again(clock: Clock, upkeep: Any) -> None:
@@ -146,9 +146,9 @@ async def test_works_take_turns_until_they_have_nothing_more_to_do(clock: Clock)
     done: list[str] = []
 
     def work(name: str, batches: int) -> Callable[[int], Any]:
-        async def batch(term: int) -> Batch:
+        async def batch(term: int) -> Round:
             done.append(name)
-            return Batch(10, more=done.count(name) < batches)
+            return Round(10, done=done.count(name) >= batches)
 
         return batch
 
@@ -163,9 +163,9 @@ async def test_each_work_has_a_turn_however_many_there_are(clock: Clock) -> None
     done: list[int] = []
 
     def work(number: int) -> Callable[[int], Any]:
-        async def batch(term: int) -> Batch:
+        async def batch(term: int) -> Round:
             done.append(number)
-            return Batch(0, more=True)
+            return Round(0, done=False)
 
         return batch
 
@@ -177,12 +177,12 @@ async def test_each_work_has_a_turn_however_many_there_are(clock: Clock) -> None
 async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock, error: StoreError) -> None:
     done: list[int] = []
 
-    async def stopped(term: int) -> Batch:
+    async def stopped(term: int) -> Round:
         raise error
 
-    async def healthy(term: int) -> Batch:
+    async def healthy(term: int) -> Round:
         done.append(term)
-        return Batch(1, more=len(done) < 3)
+        return Round(1, done=len(done) >= 3)
 
     with pytest.raises(type(error)):
         await take_turns(1, [stopped, healthy], clock, going_on, 100)
@@ -192,7 +192,7 @@ async def test_a_work_that_a_lock_or_a_row_stops_holds_up_no_other(clock: Clock,
 async def test_a_round_that_locks_slow_down_ends_when_it_is_asked_to(clock: Clock) -> None:
     tried: list[int] = []
 
-    async def locked(term: int) -> Batch:
+    async def locked(term: int) -> Round:
         tried.append(term)
         raise Locked("held")
 
@@ -207,9 +207,9 @@ async def test_the_rest_after_a_batch_is_as_long_as_the_batch_took(clock: Clock)
     rests: list[float] = []
     took = [0.0, 2.0]
 
-    async def batch(term: int) -> Batch:
+    async def batch(term: int) -> Round:
         clock.time += took[len(rests)]
-        return Batch(1, more=True)
+        return Round(1, done=False)
 
     async def rest(seconds: float) -> bool:
         rests.append(seconds)
@@ -228,7 +228,7 @@ async def test_a_round_ends_with_its_term(clock: Clock) -> None:
 
 async def test_a_walk_takes_a_few_steps_a_round_and_goes_on_where_it_was(clock: Clock, upkeep: Any) -> None:
     upkeep.slices = [Slice(1, uuid4()) for _ in range(prune.STEPS + 1)]
-    job = Prune(upkeep, Agreement(upkeep, [], "me"), clock, going_on)
+    job = Prune(upkeep.prune, Agreement(upkeep.reports, [], "me"), clock, going_on)
     assert (await job(1)).changed == prune.STEPS
     assert len(upkeep.slices) == 1
     assert (await job(1)).changed == 1
@@ -249,8 +249,8 @@ async def run_until(caretaker: Caretaker, condition: Callable[[], bool]) -> None
 async def test_every_job_is_done_in_its_time_and_at_the_end_it_leaves(clock: Clock, upkeep: Any) -> None:
     here = caretaker(upkeep, clock)
     await run_until(here, lambda: upkeep.calls.count("kept") >= 3)
-    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
-    assert {"beat", "lead", "prune_delivered", "unpark"} <= set(upkeep.calls)
+    assert upkeep.calls[-3:] == ["resign", "outdate", "leave"]
+    assert {"beat", "lead", "delivered", "unpark"} <= set(upkeep.calls)
 
 
 @pytest.mark.parametrize("broken", ["beat", "lead", "kept", "unpark", "record"])
@@ -266,7 +266,7 @@ async def test_a_job_that_fails_is_logged_once_and_the_others_go_on(
             assert job in upkeep.calls
         logged = [record.message for record in caplog.records if f"no {broken}" in record.message]
         assert logged == [caplog.records[0].message]
-    assert upkeep.calls[-3:] == ["resign", "fall_silent", "leave"]
+    assert upkeep.calls[-3:] == ["resign", "outdate", "leave"]
 
 
 async def test_a_job_that_works_again_is_said(
@@ -276,10 +276,10 @@ async def test_a_job_that_works_again_is_said(
     upkeep.broken = {"beat"}
     with caplog.at_level(logging.INFO):
         for _ in range(2):
-            await here._try("beat", here._beat)
+            await here._schedule.attempt("beat", here._beat)
         upkeep.broken = set()
         for _ in range(2):
-            await here._try("beat", here._beat)
+            await here._schedule.attempt("beat", here._beat)
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
 
 
@@ -287,7 +287,7 @@ async def test_who_does_not_lead_prunes_nothing(clock: Clock, upkeep: Any) -> No
     upkeep.term = None
     await run_until(caretaker(upkeep, clock), lambda: upkeep.calls.count("lead") > 20)
     assert await caretaker(upkeep, clock).once() == Chores(swept=Round())
-    assert not {"kept", "prune_orphans"} & set(upkeep.calls)
+    assert not {"kept", "orphans"} & set(upkeep.calls)
 
 
 class Still(Clock):
@@ -310,10 +310,10 @@ async def test_a_relay_sweeps_at_once_when_it_begins_and_when_it_begins_to_lead(
     for term in (1, 2, 3):
         await await_for(lambda term=term: upkeep.calls.count("unpark") == term, "it sweeps")
         upkeep.term = term + 1
-        await here._lead()
+        await here.leadership.renew()
     upkeep.term = None
     await await_for(lambda: upkeep.calls.count("unpark") == 4, "it sweeps")
-    await here._lead()
+    await here.leadership.renew()
     here.stop()
     await asyncio.wait_for(task, PATIENCE)
     assert upkeep.calls.count("unpark") == 4
@@ -359,7 +359,7 @@ async def test_a_killed_caretaker_neither_resigns_nor_leaves(clock: Clock, upkee
 
 
 async def test_a_leader_that_cannot_renew_stops_to_lead_by_its_own_clock(clock: Clock, upkeep: Any) -> None:
-    leadership = Leadership(upkeep, "me", clock)
+    leadership = Leadership(upkeep.members, "me", clock)
     assert await leadership.renew() == 1
     upkeep.broken = {"lead"}
     clock.time += LEASE - 1

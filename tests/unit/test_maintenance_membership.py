@@ -252,7 +252,7 @@ async def test_a_beat_that_fails_changes_nothing() -> None:
     me = membership(world, "a")
     await joined(world, me)
     failing = World(faults=1.0, chance=random.Random(3))
-    me._upkeep = failing  # type: ignore[assignment]
+    me._members = failing  # type: ignore[assignment]
     task = asyncio.create_task(me.beat())
     await failing.run(100.0, lambda: None)
     with pytest.raises(StoreError):

@@ -24,7 +24,7 @@ from relaybox.operate import metrics
 from relaybox.operate.admin import DestinationStats, Stats
 from relaybox.operate.metrics import ERRORS, TYPES, Histogram, Latest, MetricsObserver, exposition
 from relaybox.relay.observer import Sends
-from relaybox.stores.ledger import Counts, Place
+from relaybox.stores.ledger import Counts, DestinationState
 from relaybox.stores.store import Claim, Settlement
 from tests.unit.deliveries import make
 from tests.waiting import PATIENCE
@@ -290,7 +290,7 @@ async def test_gauges_are_of_every_destination() -> None:
 
 async def test_an_open_circuit_and_a_pause_show() -> None:
     now = datetime.now(UTC)
-    place = Place("runner", now, None, "ann", "tea", "half_open", None, "refused", now)
+    place = DestinationState("runner", now, None, "ann", "tea", "half_open", None, "refused", now)
     found = await scrape(FakeAdmin(DestinationStats("runner", True, Counts(), place)))
     assert value(found, "outbox_circuit_open", destination="runner") == 1
     assert value(found, "outbox_paused", destination="runner") == 1

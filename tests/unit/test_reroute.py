@@ -19,7 +19,7 @@ from relaybox.relay.upkeep.caretaker import Caretaker
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import INTERVAL, Reroute, StoredRouter, stored_call
 from relaybox.relay.upkeep.tally import DatabaseTime, Tally
-from relaybox.stores.upkeep import Member, Slice, Target, Waiting
+from relaybox.stores.upkeep import Member, Slice, StoredEvent, Target
 from tests.unit.upkeep import NOON, Clock, going_on
 from tests.waiting import PATIENCE, await_for
 
@@ -42,13 +42,13 @@ CALLS = [
 ]
 
 
-def stored(call: Call, *, scheduled: bool = False, **changed: Any) -> Waiting:
+def stored(call: Call, *, scheduled: bool = False, **changed: Any) -> StoredEvent:
     """Return the row of an event that no route takes."""
     [row] = RowBuilder(Settings(unrouted="store")).build(call, POSTGRESQL).rows
     values = dict(zip(INSERTED, row, strict=True)) | changed
     del values["id"], values["destination"], values["next_attempt_at"]
     values["event_id"] = UUID(values["event_id"])
-    return Waiting(**values, scheduled=scheduled)
+    return StoredEvent(**values, scheduled=scheduled)
 
 
 def emitted(call: Call, settings: Settings) -> list[Target]:
@@ -106,7 +106,7 @@ class FakeRouter:
     def takes(self, event_type: str) -> bool:
         return True
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         if event.event_type == "order.odd":
             raise KeyError("customer")
         return [Target("mail", None, 5)]
@@ -119,7 +119,7 @@ def woken() -> list[list[str]]:
 
 @pytest.fixture
 def job(clock: Clock, upkeep: Any, woken: list[list[str]]) -> Reroute:
-    return Reroute(upkeep, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
+    return Reroute(upkeep.unrouted, FakeRouter(), lambda names: woken.append(sorted(names)), clock, going_on)
 
 
 async def test_a_new_term_begins_with_a_round_then_an_interval(

@@ -36,7 +36,7 @@ from relaybox.relay.lane import Lane
 from relaybox.relay.upkeep.route import StoredRouter
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Settlement
-from relaybox.stores.upkeep import Waiting
+from relaybox.stores.upkeep import StoredEvent
 from tests.unit import lanes
 from tests.unit.deliveries import make
 from tests.unit.lanes import insert, open_circuit, running, shared, statuses
@@ -230,9 +230,9 @@ def test_routes_change_from_several_threads_and_none_is_lost() -> None:
     assert [route.rollout for route in box.settings.routes] == [50.0] * 8
 
 
-def waiting(aggregate_id: str) -> Waiting:
+def waiting(aggregate_id: str) -> StoredEvent:
     about = ("Document", aggregate_id, "document.created", "{}", None, None, "{}", None)
-    return Waiting(uuid4(), *about, str(uuid4()), 5, False)
+    return StoredEvent(uuid4(), *about, str(uuid4()), 5, False)
 
 
 def test_the_router_of_stored_events_leaves_those_that_would_not_be_sent() -> None:

@@ -13,7 +13,7 @@ from relaybox.database.dialects import DIALECTS, SQLITE
 from relaybox.database.schema import make_tables
 from relaybox.database.statements import destination, inbox, journal, ledger, undelivered, upkeep
 from relaybox.database.statements.delivery import TEMPLATES, Statements, Texts, compile_parameters
-from relaybox.stores.sql.search import COLUMNS
+from relaybox.stores.sql.expressions import COLUMNS
 
 TABLES = make_tables(sa.MetaData())
 

@@ -13,11 +13,11 @@ from rich.console import Console
 from relaybox.cli.top import DOWN, UP, Frame, LiveScreen, View, _split, draw, spark
 from relaybox.errors import StoreError
 from relaybox.operate.admin import DestinationStats, Point, Series, Stats
-from relaybox.stores.ledger import Counts, Entry, Place, Relay
+from relaybox.stores.ledger import Counts, DestinationState, Entry, Relay
 from tests.unit.deliveries import entry
 
 NOW = datetime(2026, 11, 16, 12, 0, 30, tzinfo=UTC)
-CLOSED = Place("runner", None, None, None, None, "closed", None, None, NOW)
+CLOSED = DestinationState("runner", None, None, None, None, "closed", None, None, NOW)
 
 
 def point(at: datetime, delivered: float) -> Point:

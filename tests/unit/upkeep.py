@@ -9,7 +9,7 @@ from typing import Any
 from uuid import UUID
 
 from relaybox.errors import StoreError
-from relaybox.stores.upkeep import Beat, Member, Minute, Router, Slice, Turn, Waiting
+from relaybox.stores.upkeep import Beat, Member, Minute, Router, Slice, StoredEvent, Turn
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -32,6 +32,7 @@ class FakeUpkeep:
     """Remembers what it was asked for; what is in ``broken`` fails; walks get the next of ``slices``."""
 
     def __init__(self) -> None:
+        self.members = self.reports = self.prune = self.sweep = self.unrouted = self
         self.calls: list[str] = []
         self.broken: set[str] = set()
         self.term: int | None = 1
@@ -43,7 +44,7 @@ class FakeUpkeep:
         self.asked: list[Turn | None] = []
         self.terms: list[int] = []
         self.leads: int | None = None
-        self.events: list[Waiting] = []
+        self.events: list[StoredEvent] = []
 
     def _called(self, name: str) -> None:
         self.calls.append(name)
@@ -87,16 +88,16 @@ class FakeUpkeep:
             router.targets(event)
         return self._slice()
 
-    async def prune_orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
-        self._called("prune_orphans")
+    async def orphans(self, term: int, after: UUID | None, limit: int) -> Slice[UUID] | None:
+        self._called("orphans")
         return self._slice()
 
     def __getattr__(self, name: str) -> Any:
         async def call(*args: Any, **options: Any) -> Any:
             self._called(name)
-            if name in ("said", "known"):
+            if name in ("read", "known"):
                 return {} if name == "known" else ()
-            return Slice(0, None) if name in ("prune_delivered", "prune_discarded", "prune_keys") else 0
+            return Slice(0, None) if name in ("delivered", "discarded", "keys") else 0
 
         return call
 

@@ -18,7 +18,7 @@ from relaybox.errors import ConfigError
 
 if TYPE_CHECKING:
     from relaybox.operate.admin import Done
-    from relaybox.operate.admin_actions import Action
+    from relaybox.operate.configured import Action
 
 Ids: TypeAlias = Annotated[
     list[str] | None,

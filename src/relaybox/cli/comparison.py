@@ -382,10 +382,10 @@ async def gather(
 async def _read_inbox(admin: Admin, consumer: str, histories: Histories) -> None:
     async for marks in admin.inbox(consumer):
         found: list[Record] = []
-        for mark in marks:
+        for message_id, processed_at in marks:
             # Messages from other sources may have ids that are not UUIDs.
             with suppress(ValueError):
-                found.append((microseconds(mark.processed_at), UUID(mark.message_id), None))
+                found.append((microseconds(processed_at), UUID(message_id), None))
         histories.record(found)
     if not histories.size():
         raise ConfigError(f"--inbox {consumer!r}: inbox_message has no event of this consumer")

@@ -5,10 +5,7 @@ from __future__ import annotations
 import sqlalchemy as sa
 
 POSITIONS = (
-    (
-        "after_create",
-        "CREATE TABLE {counter} (id INTEGER PRIMARY KEY CHECK (id = 1), value BIGINT NOT NULL)",
-    ),
+    ("after_create", "CREATE TABLE {counter} (id INTEGER PRIMARY KEY CHECK (id = 1), value BIGINT NOT NULL)"),
     ("after_create", "INSERT INTO {counter} (id, value) VALUES (1, 0)"),
     (
         "after_create",

@@ -11,26 +11,22 @@ from relaybox.database.schema import MYSQL
 _IN_PLACE = "SQLite cannot change it in place: make new tables with another prefix, and copy the rows"
 
 
-class Repair:
-    """Repair statements for the tables of one outbox, one per line, each with a semicolon."""
+class ColumnRepair:
+    """Repair statements for columns."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._mysql = outbox.dialect in MYSQL
         self._sqlite = outbox.dialect == "sqlite"
 
-    def statements(self, *texts: str) -> str:
-        """Join these statements unchanged."""
-        return "\n".join(f"{text.strip()};" for text in texts)
-
-    def add_column(self, table: str, name: str, column: Column) -> str:
+    def add(self, table: str, name: str, column: Column) -> str:
         """Add a column as CREATE TABLE has it."""
         spec = column.ddl or f"{quoted(self._outbox, name)} {column.type}"
-        return self._alter(table, f"ADD COLUMN {spec}")
+        return alter(self._outbox, table, f"ADD COLUMN {spec}")
 
     def drop(self, table: str, name: str) -> str:
         """Drop a column."""
-        return self._alter(table, f"DROP COLUMN {quoted(self._outbox, name)}")
+        return alter(self._outbox, table, f"DROP COLUMN {quoted(self._outbox, name)}")
 
     def change_type(self, table: str, name: str, column: Column) -> str:
         """Set a column's type and collation."""
@@ -45,7 +41,8 @@ class Repair:
     def drop_not_null(self, table: str, name: str, column: Column) -> str:
         """Make a column nullable."""
         if self._mysql and not column.ddl:
-            return self._alter(table, f"MODIFY COLUMN {quoted(self._outbox, name)} {column.type} NULL")
+            how = f"MODIFY COLUMN {quoted(self._outbox, name)} {column.type} NULL"
+            return alter(self._outbox, table, how)
         return self._change(table, name, column, "DROP NOT NULL")
 
     def set_default(self, table: str, name: str, column: Column) -> str:
@@ -56,6 +53,28 @@ class Repair:
         default = column.ddl.partition(" DEFAULT ")[2].removesuffix(" NOT NULL")
         return self._change(table, name, column, f"SET DEFAULT {default}")
 
+    def _change(self, table: str, name: str, column: Column, how: str) -> str:
+        if self._sqlite:
+            return _IN_PLACE
+        if self._mysql:
+            # MODIFY takes the whole column. The index of UNIQUE already exists.
+            return alter(self._outbox, table, f"MODIFY COLUMN {column.ddl.replace(' UNIQUE', '')}")
+        return alter(self._outbox, table, f"ALTER COLUMN {quoted(self._outbox, name)} {how}")
+
+
+class Repair:
+    """Repair statements for the tables of one outbox, one per line, each with a semicolon."""
+
+    def __init__(self, outbox: Outbox) -> None:
+        self._outbox = outbox
+        self._mysql = outbox.dialect in MYSQL
+        self._sqlite = outbox.dialect == "sqlite"
+        self.columns = ColumnRepair(outbox)
+
+    def statements(self, *texts: str) -> str:
+        """Join these statements unchanged."""
+        return "\n".join(f"{text.strip()};" for text in texts)
+
     def add_key(self, table: str, columns: Sequence[str], another: bool) -> str:
         """Add the primary key; with ``another``, drop the existing one first."""
         if self._sqlite:
@@ -65,17 +84,18 @@ class Repair:
         if another:
             constraint = quoted(self._outbox, f"{table}_pkey")
             drop = "DROP PRIMARY KEY, " if self._mysql else f"DROP CONSTRAINT {constraint}, "
-        return self._alter(table, f"{drop}ADD PRIMARY KEY ({names})")
+        return alter(self._outbox, table, f"{drop}ADD PRIMARY KEY ({names})")
 
     def add_check(self, table: str, name: str, check: Constraint) -> str:
         """Add a constraint."""
         if self._sqlite:
             return _IN_PLACE
-        return self._alter(table, f"ADD CONSTRAINT {quoted(self._outbox, name)} CHECK ({check.condition})")
+        how = f"ADD CONSTRAINT {quoted(self._outbox, name)} CHECK ({check.condition})"
+        return alter(self._outbox, table, how)
 
     def validate(self, table: str, name: str) -> str:
         """Validate a constraint against existing rows."""
-        return self._alter(table, f"VALIDATE CONSTRAINT {quoted(self._outbox, name)}")
+        return alter(self._outbox, table, f"VALIDATE CONSTRAINT {quoted(self._outbox, name)}")
 
     def create_index(self, index: Index) -> str:
         """Create an index; on PostgreSQL without blocking writers."""
@@ -86,15 +106,15 @@ class Repair:
 
     def rebuild_index(self, name: str) -> str:
         """Rebuild an index without blocking writers."""
-        return f"REINDEX INDEX CONCURRENTLY {quoted(self._outbox, self._outbox.schema, name)};"
+        return f"REINDEX INDEX CONCURRENTLY {in_schema(self._outbox, name)};"
 
     def replace_index(self, table: str, name: str, index: Index) -> str:
         """Drop a wrong index and create the right one."""
         if self._mysql:
-            drop = f"DROP INDEX {quoted(self._outbox, name)} ON {self._table(table)};"
+            drop = f"DROP INDEX {quoted(self._outbox, name)} ON {in_schema(self._outbox, table)};"
         else:
             how = "" if self._sqlite else "CONCURRENTLY "
-            drop = f"DROP INDEX {how}{quoted(self._outbox, self._outbox.schema, name)};"
+            drop = f"DROP INDEX {how}{in_schema(self._outbox, name)};"
         return f"{drop}\n{self.create_index(index)}"
 
     def set_options(self, table: str, options: Mapping[str, str]) -> str:
@@ -102,22 +122,18 @@ class Repair:
         if "engine" in options:
             return self.set_engine(table, options["engine"])
         settings = ", ".join(f"{name} = {value}" for name, value in options.items())
-        return self._alter(table, f"SET ({settings})")
+        return alter(self._outbox, table, f"SET ({settings})")
 
     def set_engine(self, table: str, engine: str) -> str:
         """Move a table to another engine."""
-        return self._alter(table, f"ENGINE = {engine}")
+        return alter(self._outbox, table, f"ENGINE = {engine}")
 
-    def _change(self, table: str, name: str, column: Column, how: str) -> str:
-        if self._sqlite:
-            return _IN_PLACE
-        if self._mysql:
-            # MODIFY takes the whole column. The index of UNIQUE already exists.
-            return self._alter(table, f"MODIFY COLUMN {column.ddl.replace(' UNIQUE', '')}")
-        return self._alter(table, f"ALTER COLUMN {quoted(self._outbox, name)} {how}")
 
-    def _alter(self, table: str, how: str) -> str:
-        return f"ALTER TABLE {self._table(table)} {how};"
+def alter(outbox: Outbox, table: str, how: str) -> str:
+    """Return the ALTER TABLE."""
+    return f"ALTER TABLE {in_schema(outbox, table)} {how};"
 
-    def _table(self, name: str) -> str:
-        return quoted(self._outbox, self._outbox.schema, name)
+
+def in_schema(outbox: Outbox, name: str) -> str:
+    """Return the quoted name with its schema."""
+    return quoted(outbox, outbox.schema, name)

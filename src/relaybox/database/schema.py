@@ -299,8 +299,7 @@ def _event_checks(names: _Names) -> list[sa.CheckConstraint]:
             "AND (lease_token IS NULL) = (lease_owner IS NULL)",
         ),
         names.check(
-            "outbox_event_final",
-            "status = 'pending' OR (next_attempt_at IS NULL AND leased_until IS NULL)",
+            "outbox_event_final", "status = 'pending' OR (next_attempt_at IS NULL AND leased_until IS NULL)"
         ),
         names.check(
             "outbox_event_parked",

@@ -6,46 +6,39 @@ import json
 from collections.abc import AsyncIterator, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from datetime import datetime
+from typing import Any
 from uuid import UUID
 
 from relaybox.core.settings import Destination
-from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.admin_actions import NAMED, AdminActions, Done, Named, Progress, Stop, no_progress
-from relaybox.operate.health import Health, Problem, judge, patience
-from relaybox.operate.history import LOOKED_AT, Failures, Point, Series, grouped, make_series, step_of
+from relaybox.operate.action import Done, Named, Progress, Stop, no_progress
+from relaybox.operate.admin_actions import NAMED
+from relaybox.operate.admin_records import AdminRecords, Rows, check_limit
+from relaybox.operate.history import Failures, Point, Series
 from relaybox.operate.why import Reason, explain
-from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import (
     EVERYTHING,
     Attempt,
-    AuditRow,
     Choice,
     Content,
     Counts,
+    DestinationState,
     Entry,
     Filter,
-    Lane,
-    Mark,
     Page,
-    Place,
+    Policy,
     Relay,
     State,
 )
-from relaybox.stores.sql.journal import SqlJournal
+from relaybox.stores.sql.ledger import SqlLedger
 
 __all__ = [
     "NAMED", "Admin", "DeadLetterRow", "DestinationStats", "Detail", "Done", "Failures", "Named", "Point",
     "Progress", "Rows", "Series", "Stats", "Stop", "no_progress",
 ]  # fmt: skip
 
-T = TypeVar("T")
-
 WINDOWS = 12
 """Windows of rows that one page of a search reads before it returns what it has."""
-
-MOST = 10_000
-"""The most rows of one page."""
 
 IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
 
@@ -57,7 +50,7 @@ class DestinationStats:
     name: str
     configured: bool
     counts: Counts
-    place: Place | None
+    place: DestinationState | None
     handed_over: bool = False
     """True if Debezium sends, not a relay."""
     timeout: float | None = None
@@ -113,25 +106,12 @@ class DeadLetterRow:
     reason: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Rows(Generic[T]):
-    """Rows, newest first, and the cursor of the next page; ``None`` at the end."""
-
-    rows: tuple[T, ...]
-    cursor: Any
-
-
-class Admin(AdminActions):
+class Admin(AdminRecords):
     """The questions and actions of one operator, on a ledger and the configured destinations."""
 
     def acting_as(self, actor: str) -> Admin:
         """Return the service for another operator, on the same connections."""
         return Admin(self._ledger, self._destinations.values(), actor)
-
-    @property
-    def journal(self) -> SqlJournal:
-        """Return the records besides the rows, for code that runs operations."""
-        return self._ledger
 
     async def destinations(self) -> Mapping[str, Destination]:
         """Return the configured destinations by name."""
@@ -139,18 +119,21 @@ class Admin(AdminActions):
 
     async def names(self) -> tuple[str, ...]:
         """Return every destination that is configured or has rows."""
-        return tuple(sorted(self._destinations.keys() | await self._ledger.names()))
+        return tuple(sorted(self._destinations.keys() | await self._ledger.overview.names()))
 
     async def stats(self) -> Stats:
         """Count rows by destination and state, up to ``ledger.CAP``, so it never reads the whole table."""
-        names, timeouts = await self.names(), self._timeouts()
-        counts, places = await self._ledger.counts(names), await self._ledger.places()
+        names, timeouts = await self.names(), self._configured.timeouts
+        overview = self._ledger.overview
+        counts, places = await overview.counts(names), await overview.states()
 
         def stats_of(name: str) -> DestinationStats:
-            about = places.get(name), name in self._handed_over, timeouts.get(name)
+            about = places.get(name), name in self._configured.handed_over, timeouts.get(name)
             return DestinationStats(name, name in self._destinations, counts[name], *about)
 
-        return Stats(_total(counts.values()), tuple(map(stats_of, names)), await self._ledger.relays())
+        return Stats(
+            _total(counts.values()), tuple(map(stats_of, names)), await self._ledger.overview.relays()
+        )
 
     async def events(
         self,
@@ -161,10 +144,10 @@ class Admin(AdminActions):
         windows: int = WINDOWS,
     ) -> Page:
         """Return deliveries, newest first. A page with a cursor may be short: there is more to search."""
-        filter = await self._check_filter(filter)
+        filter = await self._configured.check_filter(filter)
         found: list[Entry] = []
         for _ in range(windows):
-            page = await self._ledger.search(filter, limit - len(found), cursor)
+            page = await self._ledger.entries.search(filter, limit - len(found), cursor)
             found += page.entries
             cursor = page.cursor
             if cursor is None or len(found) == limit:
@@ -173,114 +156,65 @@ class Admin(AdminActions):
 
     async def destination(self, name: str) -> Destination | None:
         """Return a destination's configuration, or None if it only has rows. Raise if it is unknown."""
-        await self._check_known(name)
+        await self._configured.check_known(name)
         return self._destinations.get(name)
 
     async def contents(self, ids: Collection[UUID]) -> Mapping[UUID, Content]:
         """Return the contents of deliveries."""
-        return await self._ledger.contents(ids)
+        return await self._ledger.entries.contents(ids)
 
-    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[Mark]]:
-        """Yield what a consumer has processed, in batches."""
+    async def inbox(self, consumer: str) -> AsyncIterator[Sequence[tuple[str, datetime]]]:
+        """Yield the messages that a consumer has processed, and when, in batches."""
         after = ""
-        while marks := await self._ledger.marks(consumer, after):
+        while marks := await self._ledger.overview.marks(consumer, after):
             yield marks
-            after = marks[-1].message_id
+            after, _ = marks[-1]
 
     async def event(self, id_: UUID) -> tuple[Detail, ...]:
         """Return the delivery with that id, or every delivery of the event with that id."""
-        ledger = self._ledger
-        found = await ledger.find(id_)
-        return tuple([Detail(e, await ledger.content(e.id), await ledger.attempts(e.id)) for e in found])
+        entries = self._ledger.entries
+        found = await entries.find(id_)
+        return tuple([Detail(e, await entries.content(e.id), await entries.attempts(e.id)) for e in found])
 
     async def why(self, id_: UUID) -> tuple[Reason, ...]:
         """Explain the state of each delivery with that id."""
-        entries = await self._ledger.find(id_)
-        places, relays = await self._ledger.places(), await self._ledger.relays()
-        about = self._handed_over, await self.shadowed(entries), self._timeouts()
+        find, overview = self._ledger.entries.find, self._ledger.overview
+        entries = await find(id_)
+        places, relays = await overview.states(), await overview.relays()
+        about = self._configured.handed_over, await self.shadowed(entries), self._configured.timeouts
         reasons = []
         for entry in entries:
-            head = await self._head(entry)
+            policy = self._configured.policies.get(entry.destination, Policy())
+            head = await _head(self._ledger, policy, entry)
             shared = {entry.event_id} if len(entries) > 1 else set[UUID]()
             if head is not None and head.status == "failed":
-                shared |= {head.event_id} if len(await self._ledger.find(head.event_id)) > 1 else set()
+                shared |= {head.event_id} if len(await find(head.event_id)) > 1 else set()
             reasons.append(explain(entry, places, self._destinations, relays, head, shared, *about))
         return tuple(reasons)
 
     async def shadowed(self, entries: Iterable[Entry]) -> frozenset[UUID]:
         """Return the ids of those that were delivered in shadow: nothing was sent."""
-        return await self._ledger.shadowed([one.id for one in entries if one.status == "delivered"])
-
-    async def series(self, hours: float, destination: str | None = None) -> Series:
-        """Return the last hours in at most 180 points. Emitted rows are not known per destination."""
-        await self._check_known(destination)
-        step = step_of(hours)
-        return make_series(await self._ledger.history(hours * 3600, step, destination), hours, step)
-
-    async def failures(self, destination: str | None = None, *, limit: int = 50) -> Failures:
-        """Group the newest 10,000 failed deliveries by error."""
-        _check_limit(limit)
-        await self._check_known(destination)
-        return await grouped(await self._ledger.failed_rows(destination, LOOKED_AT), limit)
+        return await self._ledger.entries.shadowed([one.id for one in entries if one.status == "delivered"])
 
     async def dead_letters(self, limit: int = 50, cursor: UUID | None = None) -> Rows[DeadLetterRow]:
         """Return copies in dead-letter destinations, newest first, without discarded ones."""
-        _check_limit(limit)
+        check_limit(limit)
         names = {one.dead_letter for one in self._destinations.values() if one.dead_letter is not None}
         filters = [Filter(status, name) for name in sorted(names) for status in IN_DEAD_LETTERS]
-        page = _merged([await self._ledger.search(filter, limit, cursor) for filter in filters], limit)
-        contents = await self._ledger.contents([entry.id for entry in page.entries])
+        page = _merged(
+            [await self._ledger.entries.search(filter, limit, cursor) for filter in filters], limit
+        )
+        contents = await self._ledger.entries.contents([entry.id for entry in page.entries])
         return Rows(tuple(_dead_letter(e, contents.get(e.id)) for e in page.entries), page.cursor)
 
-    async def audits(self, limit: int = 50, cursor: int | None = None) -> Rows[AuditRow]:
-        """Return what operators did, newest first."""
-        _check_limit(limit)
-        rows = await self._ledger.audits(limit, cursor)
-        return Rows(rows, rows[-1].id if len(rows) == limit else None)
 
-    async def operations(self, limit: int = 50) -> tuple[Operation, ...]:
-        """Return bulk actions in the background, running and ended, newest first."""
-        _check_limit(limit)
-        return await self._ledger.operations(limit)
-
-    async def operation(self, id_: UUID) -> Operation | None:
-        """Return one background operation."""
-        return await self._ledger.operation(id_)
-
-    async def cancel(self, id_: UUID) -> bool:
-        """End an operation after its current batch. Return True if it was running."""
-        cancelled = await self._ledger.cancel(id_)
-        if cancelled:
-            await self.note("cancel", {"operation": id_})
-        return cancelled
-
-    async def health(self, stalled_after: float = 60.0) -> Health:
-        """Check that deliveries flow. A database that does not answer is reported, not raised."""
-        try:
-            sent = [one for one in self._destinations.values() if one.name not in self._handed_over]
-            relayed = {one.name: patience(one.rate_limit, stalled_after) for one in sent}
-            flows = await self._ledger.flows(relayed)
-            places, relays = await self._ledger.places(), await self._ledger.relays()
-        except (StoreError, OSError) as error:
-            return Health(False, (Problem(None, f"the database does not answer: {error}", None),))
-        return judge(flows, places, relays, relayed)
-
-    def _timeouts(self) -> Mapping[str, float]:
-        """Return the timeout of each function: only a thread can keep running after its timeout."""
-        return {name: one.timeout for name, one in self._destinations.items() if one.scheme == "handler"}
-
-    async def _head(self, entry: Entry) -> Entry | None:
-        if entry.ordering_key is None or entry.status != "pending":
-            return None
-        lane = self._lanes.get(entry.destination, Lane())
-        if not lane.ordered and entry.state is not State.PARKED:
-            return None
-        return await self._ledger.head(entry.destination, entry.ordering_key, block=lane.block)
-
-
-def _check_limit(limit: int) -> None:
-    if not 1 <= limit <= MOST:
-        raise ConfigError(f"limit = {limit}: use 1 to {MOST:,}")
+async def _head(ledger: SqlLedger, policy: Policy, entry: Entry) -> Entry | None:
+    """Return the first open row of the entry's key, if it may be in the entry's way."""
+    if entry.ordering_key is None or entry.status != "pending":
+        return None
+    if not policy.ordered and entry.state is not State.PARKED:
+        return None
+    return await ledger.entries.head(entry.destination, entry.ordering_key, block=policy.block)
 
 
 def _merged(pages: Sequence[Page], limit: int) -> Page:

@@ -26,7 +26,7 @@ class Rows:
 
     async def look(self, id_: UUID) -> Entry | None:
         """Return the row with that id."""
-        return next(iter(await self._ledger.find(id_, exact=True)), None)
+        return next(iter(await self._ledger.entries.find(id_, exact=True)), None)
 
     async def left(self) -> Entry | None:
         """Return an undelivered test event of any relay."""
@@ -38,4 +38,4 @@ class Rows:
 
     async def forget(self, id_: UUID) -> None:
         """Delete a failed test event."""
-        await self._ledger.forget(id_)
+        await self._ledger.changes.forget(id_)

@@ -19,13 +19,13 @@ from msgspec import Struct, defstruct
 
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
-from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Rows, Stats
-from relaybox.operate.admin_actions import Action, Done
+from relaybox.operate.action import Done
+from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Failures, Rows, Stats
+from relaybox.operate.configured import Action
 from relaybox.operate.health import Health
-from relaybox.operate.history import Failures
 from relaybox.operate.why import Reason, is_alive
 from relaybox.stores.journal import AuditRow, Operation
-from relaybox.stores.ledger import Attempt, Content, Counts, Entry, Page, Place, Relay
+from relaybox.stores.ledger import Attempt, Content, Counts, DestinationState, Entry, Page, Relay
 
 T = TypeVar("T", bound=Struct)
 Read: TypeAlias = Callable[[str | None], Any]
@@ -212,12 +212,12 @@ def destination(one: DestinationStats, configured: Destination | None) -> Struct
     )
 
 
-def _pause(place: Place) -> Struct:
+def _pause(place: DestinationState) -> Struct:
     about = {"at": place.paused_at, "until": place.paused_until, "by": place.paused_by}
     return PauseDocument(**about, reason=place.pause_reason)
 
 
-def _circuit(place: Place | None) -> Struct:
+def _circuit(place: DestinationState | None) -> Struct:
     if place is None:
         return CircuitDocument(state="closed", until=None, reason=None)
     return CircuitDocument(state=place.circuit, until=place.circuit_until, reason=place.circuit_reason)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from relaybox.core.text import circuit_word, stated
 from relaybox.operate.why import is_alive
 from relaybox.stores.journal import Flow
-from relaybox.stores.ledger import Place, Relay
+from relaybox.stores.ledger import DestinationState, Relay
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ def patience(rate: float | None, stalled_after: float) -> float:
 
 def judge(
     flows: Mapping[str, Flow],
-    places: Mapping[str, Place],
+    places: Mapping[str, DestinationState],
     relays: Iterable[Relay],
     stalled_after: Mapping[str, float],
 ) -> Health:

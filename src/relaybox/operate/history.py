@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
@@ -14,7 +14,7 @@ from uuid import UUID
 from relaybox.core.fingerprint import Fingerprint, fingerprint
 from relaybox.errors import ConfigError
 from relaybox.relay.upkeep.tally import percentile
-from relaybox.stores.journal import FailedRows, Failure, History, Level, Settled
+from relaybox.stores.journal import Failure, Level, Settled
 
 MOST = 180
 """Points of one series."""
@@ -69,18 +69,18 @@ def step_of(hours: float) -> int:
     return next(60 * step for step in STEPS if hours * 60 / step <= MOST)
 
 
-def make_series(history: History, hours: float, step: int) -> Series:
+def make_series(
+    now: datetime, settled: Mapping[int, Settled], levels: Mapping[int, Level], hours: float, step: int
+) -> Series:
     """Return the points of the last ``hours``; the last point is the current, unfinished step."""
     count = max(1, math.ceil(hours * 3600 / step))
-    last = int(history.now.timestamp()) // step
-    settled = {one.step: one for one in history.settled}
-    levels = {one.step: one for one in history.levels}
-    emitted = dict(_emitted(history.levels))
+    last = int(now.timestamp()) // step
+    emitted = dict(_emitted(levels))
     # The current step has only lasted this long.
-    begun = max(1.0, history.now.timestamp() - last * step)
+    begun = max(1.0, now.timestamp() - last * step)
 
     def point(number: int) -> Point:
-        level, done = levels.get(number), settled.get(number) or Settled(number, 0, 0, 0, {})
+        level, done = levels.get(number), settled.get(number) or Settled(0, 0, 0, {})
         return Point(
             at=datetime.fromtimestamp(number * step, UTC),
             emitted=emitted.get(number),
@@ -97,13 +97,14 @@ def make_series(history: History, hours: float, step: int) -> Series:
     return Series(timedelta(seconds=step), tuple(map(point, range(last - count + 1, last + 1))))
 
 
-def _emitted(levels: tuple[Level, ...]) -> Iterator[tuple[int, float]]:
+def _emitted(levels: Mapping[int, Level]) -> Iterator[tuple[int, float]]:
     """Yield rows a second by step: the increase of the position since the sample before."""
-    known = sorted((one for one in levels if one.position is not None), key=lambda one: one.step)
-    for before, after in pairwise(known):
+    known = sorted(step for step, level in levels.items() if level.position is not None)
+    for earlier, step in pairwise(known):
+        before, after = levels[earlier], levels[step]
         seconds = (after.at - before.at).total_seconds()
         if seconds > 0:
-            yield after.step, max(0, (after.position or 0) - (before.position or 0)) / seconds
+            yield step, max(0, (after.position or 0) - (before.position or 0)) / seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,21 +134,22 @@ class Failures:
     capped: bool
 
 
-async def grouped(rows: FailedRows, limit: int) -> Failures:
-    """Group the rows, in a thread if there are many."""
-    many = len(rows.failures) > AT_ONCE
-    return await asyncio.to_thread(group_failures, rows, limit) if many else group_failures(rows, limit)
+async def grouped(failures: Sequence[Failure], capped: bool, limit: int) -> Failures:
+    """Group the failures, in a thread if there are many."""
+    if len(failures) > AT_ONCE:
+        return await asyncio.to_thread(group_failures, failures, capped, limit)
+    return group_failures(failures, capped, limit)
 
 
-def group_failures(rows: FailedRows, limit: int) -> Failures:
+def group_failures(failures: Sequence[Failure], capped: bool, limit: int) -> Failures:
     """Return the ``limit`` largest groups."""
     groups: dict[str, tuple[Fingerprint, list[Failure]]] = {}
-    for failure in rows.failures:
+    for failure in failures:
         found = fingerprint(failure.destination, failure.error)
         groups.setdefault(found.hash, (found, []))[1].append(failure)
     made = [_group(*parts) for parts in groups.values()]
     made.sort(key=lambda group: (-group.count, -group.last_at.timestamp(), group.fingerprint))
-    return Failures(tuple(made[:limit]), sum(one.count for one in rows.failures), rows.capped)
+    return Failures(tuple(made[:limit]), sum(one.count for one in failures), capped)
 
 
 def _group(found: Fingerprint, failures: Sequence[Failure]) -> FailureGroup:

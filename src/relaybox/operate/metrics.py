@@ -32,7 +32,7 @@ from relaybox.operate.admin import Admin, DestinationStats
 from relaybox.operate.why import is_alive
 from relaybox.relay.observer import Observer, Sends
 from relaybox.sinks.sink import Answer
-from relaybox.stores.sql.journal import SqlJournal
+from relaybox.stores.sql.ledger.journal import SqlJournal
 from relaybox.stores.store import Claim, Settlement
 
 try:

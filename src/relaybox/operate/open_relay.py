@@ -63,8 +63,8 @@ def open_relay(
     these ids, by destination. ``tally`` continues the counts of an earlier relay. ``left_out`` is called for
     a sink that cannot be opened, instead of raising. ``routes`` returns the current routes.
     """
-    from relaybox.stores.sql.samples import SqlSamples
     from relaybox.stores.sql.upkeep import SqlUpkeep
+    from relaybox.stores.sql.upkeep.sample import SqlSamples
 
     _check_canary(settings)
     destinations = {destination.name: destination for destination in settings.destinations}

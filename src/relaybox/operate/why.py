@@ -11,7 +11,7 @@ from uuid import UUID
 
 from relaybox.core.commands import Program, command
 from relaybox.core.text import at, plural, stated
-from relaybox.stores.ledger import Entry, Place, Relay, State
+from relaybox.stores.ledger import DestinationState, Entry, Relay, State
 
 SILENT = timedelta(seconds=15)
 """A relay that was not seen for this long counts as gone; it reports every two seconds."""
@@ -36,7 +36,7 @@ class Reason:
 
 def explain(
     entry: Entry,
-    places: Mapping[str, Place],
+    places: Mapping[str, DestinationState],
     configured: Collection[str],
     relays: Sequence[Relay],
     head: Entry | None = None,
@@ -120,7 +120,7 @@ def overdue(timeout: float) -> str:
     return f"its function is over its time of {timeout:g} s, or it waits in the relay behind others"
 
 
-def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Reason | None:
+def _held(entry: Entry, place: DestinationState | None, configured: Collection[str]) -> Reason | None:
     name = entry.destination
     if place is not None and place.paused:
         paused = f"paused by {place.paused_by} at {at(place.paused_at)}"
@@ -139,12 +139,12 @@ def _held(entry: Entry, place: Place | None, configured: Collection[str]) -> Rea
     return None
 
 
-def pause_end(place: Place) -> str:
+def pause_end(place: DestinationState) -> str:
     """Say until when a pause lasts."""
     return "somebody resumes it" if place.paused_until is None else at(place.paused_until)
 
 
-def _circuit(entry: Entry, place: Place) -> Reason:
+def _circuit(entry: Entry, place: DestinationState) -> Reason:
     reason = stated(place.circuit_reason)
     waits = f"waits because the circuit of destination {place.name!r} is"
     if place.circuit == "half_open":

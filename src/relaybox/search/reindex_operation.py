@@ -63,10 +63,10 @@ async def alone(
     """Run as the only reindex of a destination until the end of the block. Raise if another one is alive."""
     id_ = uuid7()
     about = {"destination": destination, **details, "process": this_process().name}
-    await records.ledger.begin(id_, "reindex", actor, about, None)
+    await records.ledger.journal.begin(id_, "reindex", actor, about, None)
     # Another reindex may begin after STALLED; this one must have ended by then.
     limits: Any = {"failure": ReindexFailed, "silence": STALLED / 2}
-    async with Runner(id_, records.ledger, "interrupted", **limits) as runner:
+    async with Runner(id_, records.ledger.journal, "interrupted", **limits) as runner:
         for other in await unfinished(records, destination):
             if other.id == id_:
                 continue
@@ -80,7 +80,7 @@ async def alone(
 
 async def reindexes(records: OutboxRecords, destination: str) -> list[Operation]:
     """Return the latest reindexes of a destination."""
-    recorded = [one for one in await records.ledger.operations(LOOKED_AT) if one.action == "reindex"]
+    recorded = [one for one in await records.ledger.journal.operations(LOOKED_AT) if one.action == "reindex"]
     return [one for one in recorded if one.details.get("destination") == destination]
 
 
@@ -110,7 +110,7 @@ def is_dead(operation: Operation) -> bool:
 
 async def _bury(records: OutboxRecords, dead: Operation) -> None:
     """Record a dead reindex as failed, so that it stays dead if its process wakes up."""
-    await records.ledger.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
+    await records.ledger.journal.finish(dead.id, "failed", dead.done, dead.skipped, "its process ended")
 
 
 class BuildWatch:
@@ -174,7 +174,7 @@ class BuildWatch:
             self._building.destination.name, self._index, NAMED
         )
         if failed:
-            texts = "; ".join(f"document {one.document}: {one.error or 'no reason given'}" for one in failed)
+            texts = "; ".join(f"document {own}: {error or 'no reason given'}" for _, own, error in failed)
             raise ReindexFailed(f"{self._index!r} cannot be built, because events failed: {texts}")
 
     async def _dropped_because(self) -> str:
@@ -199,7 +199,7 @@ class BuildWatch:
         reason = await self._held_up()
         if silent > self._patience:
             if reason is None:
-                flows = await self._records.ledger.flows({self._building.destination.name: LATELY})
+                flows = await self._records.ledger.history.flows({self._building.destination.name: LATELY})
                 if flows[self._building.destination.name].settles:
                     # Events that were emitted before the build's are still ahead.
                     self._moved_at = time.monotonic()
@@ -213,21 +213,21 @@ class BuildWatch:
     async def _held_up(self) -> str | None:
         """Return why nothing arrives, if known. Raise if that cannot change by itself."""
         ledger, name = self._records.ledger, self._building.destination.name
-        if not any(map(is_alive, await ledger.relays())):
+        if not any(map(is_alive, await ledger.overview.relays())):
             return f"no relay runs: start one with {command('relay')}"
-        place = (await ledger.places()).get(name)
+        place = (await ledger.overview.states()).get(name)
         if place is not None and place.paused:
             return f"{name} is paused: {command(f'resume {name}')}"
         if place is not None and place.circuit != "closed":
             return f"the circuit of {name} is open: {place.circuit_reason or 'no reason given'}"
         block = self._building.destination.on_failed == "block"
-        for row in await self._records.undelivered.waiting_for(name, self._index, NAMED):
-            found = await ledger.find(row.id, exact=True)
+        for id_, document, _ in await self._records.undelivered.waiting_for(name, self._index, NAMED):
+            found = await ledger.entries.find(id_, exact=True)
             for key in [entry.ordering_key for entry in found if entry.ordering_key is not None]:
-                head = await ledger.head(name, key, block=block)
+                head = await ledger.entries.head(name, key, block=block)
                 if head is not None and head.status == "failed":
                     fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
-                    raise ReindexFailed(f"document {row.document} waits behind an event that failed: {fix}")
+                    raise ReindexFailed(f"document {document} waits behind an event that failed: {fix}")
         return None
 
 
@@ -279,7 +279,7 @@ class Leftovers:
         name, discarded = self._destination.name, 0
         give_up = time.monotonic() + SENDING + self._destination.timeout
         while rows := await self._records.undelivered.open_for(name, self._index, DISCARDED):
-            done = await self._records.admin.discard(Named([row.id for row in rows], exact=True))
+            done = await self._records.admin.discard(Named([id_ for id_, *_ in rows], exact=True))
             discarded += done.affected
             if not done.affected:
                 if time.monotonic() > give_up:

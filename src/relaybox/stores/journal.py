@@ -82,18 +82,9 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class FailedRows:
-    """The newest failed rows by error; ``capped`` if there are more."""
-
-    failures: tuple[Failure, ...]
-    capped: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Settled:
-    """Results in one step of time, counted from 1970; ``lag`` counts by bucket."""
+    """Results in one step of time; ``lag`` counts by bucket."""
 
-    step: int
     delivered: int
     retried: int
     failed: int
@@ -104,20 +95,10 @@ class Settled:
 class Level:
     """Samples of one step: the highest backlog and the last position."""
 
-    step: int
     pending: int
     oldest_seconds: float | None
     position: int | None
     at: datetime
-
-
-@dataclass(frozen=True, slots=True)
-class History:
-    """The recorded steps, at a moment of the database's clock."""
-
-    now: datetime
-    settled: tuple[Settled, ...]
-    levels: tuple[Level, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,14 +118,6 @@ class Content:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
-    """A row of ``inbox_message``: a consumer has processed this message."""
-
-    message_id: str
-    processed_at: datetime
-
-
-@dataclass(frozen=True, slots=True)
 class Filter:
     """Selects rows that match every given field."""
 
@@ -176,7 +168,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class DestinationState:
     """A destination's row: its pause and its circuit."""
 
     name: str
@@ -210,22 +202,9 @@ class Relay:
 
 
 @dataclass(frozen=True, slots=True)
-class Lane:
+class Policy:
     """What a change needs to know about a destination; ``handed_over`` rows are inserted as delivered."""
 
     ordered: bool = True
     block: bool = True
     handed_over: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class SingleEvent:
-    """An event that an operator sends; ``payload`` and ``headers`` are JSON texts."""
-
-    id: UUID
-    aggregate_type: str
-    aggregate_id: str
-    event_type: str
-    payload: str
-    headers: str
-    max_attempts: int

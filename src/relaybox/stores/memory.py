@@ -11,15 +11,13 @@ from itertools import count
 from typing import Any, Literal
 from uuid import UUID, uuid4
 
-import msgspec
-from uuid_utils.compat import uuid7
-
 from relaybox.core import ordering
-from relaybox.core.event import Delivery, Status
+from relaybox.core.event import Delivery
 from relaybox.core.ordering import Candidate
-from relaybox.core.outcome import Delivered, Failed, Outcome, Released, Retried, wait
+from relaybox.core.outcome import Delivered, Released, wait
 from relaybox.database.dialects import POSTGRESQL, Dialect
-from relaybox.stores.sql.steps import storable
+from relaybox.stores.memory_rows import Row, Rows
+from relaybox.stores.sql.outcomes import storable
 from relaybox.stores.store import (
     Claim,
     DeadLetter,
@@ -31,71 +29,6 @@ from relaybox.stores.store import (
     is_dead_letter,
     used_up,
 )
-
-
-@dataclass(slots=True)
-class Row:
-    """A delivery's row; ``values`` holds what ``emit`` wrote, in the order of ``INSERTED``."""
-
-    values: tuple[Any, ...]
-    position: int
-    created_at: float
-    next_attempt_at: float | None
-    status: Status = Status.PENDING
-    attempts: int = 0
-    crashes: int = 0
-    leased_until: float | None = None
-    lease_token: UUID | None = None
-    lease_owner: str | None = None
-    error_message: str | None = None
-
-    @property
-    def id(self) -> UUID:
-        """Return the primary key."""
-        return UUID(self.values[0])
-
-    @property
-    def destination(self) -> str:
-        """Return the destination's name."""
-        return str(self.values[2])
-
-    @property
-    def key(self) -> str | None:
-        """Return the ordering key."""
-        return self.values[10]  # type: ignore[no-any-return]
-
-    alone: bool = False
-    """True if the death of the relay that holds the row counts."""
-
-    @property
-    def size(self) -> int:
-        """Return the bytes of payload and headers."""
-        payload, payload_data, _, headers = self.values[6:10]
-        return len(payload.encode() if payload_data is None else payload_data) + len(headers.encode())
-
-    @property
-    def suspect(self) -> int:
-        """Return how many relays died with this row since it was last settled; 0 if fewer than two."""
-        deaths = self.crashes + (self.lease_token is not None)
-        return deaths if deaths > 1 else 0
-
-    def leased(self, now: float) -> bool:
-        """True if a relay holds the row."""
-        return self.leased_until is not None and self.leased_until > now
-
-    def free(self, now: float) -> bool:
-        """True if the row can be leased, as far as its key allows."""
-        time_has_come = self.next_attempt_at is None or self.next_attempt_at <= now
-        return self.status is Status.PENDING and time_has_come and not self.leased(now)
-
-    def delivery(self) -> Delivery:
-        """Return the row as a delivery."""
-        id_, event_id, destination, *emitted, idempotency_key, max_attempts, _ = self.values
-        counts = (self.attempts, max_attempts, self.crashes)
-        created_at = datetime.fromtimestamp(self.created_at, UTC)
-        values: list[Any] = [UUID(id_), UUID(event_id), *emitted, self.position, idempotency_key, *counts]
-        values += [created_at, destination, self.lease_token, self.lease_owner]
-        return Delivery(*values)
 
 
 @dataclass(slots=True)
@@ -132,7 +65,7 @@ class MemoryStore:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._positions = count(1)
-        self.rows: dict[UUID, Row] = {}
+        self.rows = Rows()
         self.destinations: defaultdict[str, DestinationState] = defaultdict(DestinationState)
 
     def insert(self, rows: Iterable[tuple[Any, ...]]) -> None:
@@ -149,14 +82,14 @@ class MemoryStore:
         held = self.destinations[want.destination].held(now, probe=want.probe)
         if held is not None:
             return Claim(held=held)
-        window = self._window(want, now)
-        choice = self._choose(want, window, now) if want.ordered else _any(want, window)
+        window = self.rows.window(want, now)
+        choice = self.rows.choose(want, window, now) if want.ordered else _any(want, window)
         for id_ in choice.park:
             self.rows[id_].next_attempt_at = None
         token = uuid4()
         taken = [self.rows[id_] for id_ in choice.take]
         for row in taken:
-            _lease(row, token, want, now)
+            row.lease(token, want, now)
         deliveries = tuple(row.delivery() for row in sorted(taken, key=lambda row: row.position))
         if failed := used_up(deliveries):
             buried = [Settlement(delivery, bury(delivery)) for delivery in failed]
@@ -179,32 +112,34 @@ class MemoryStore:
         failed: list[Row] = []
         unique = {(s.delivery.id, s.delivery.lease_token): s for s in settlements}
         for delivery, outcome in unique.values():
-            if self._holds(delivery):
-                row = self.rows[delivery.id]
-                self._apply(row, outcome, now)
-                failed += [row] if is_dead_letter(delivery, outcome) else []
-            else:
+            row = self.rows.held(delivery)
+            if row is None:
                 lost.add(delivery.id)
+                continue
+            row.settle(outcome, now)
+            if isinstance(outcome, Delivered) and not outcome.keep:
+                del self.rows[row.id]
+            failed += [row] if is_dead_letter(delivery, outcome) else []
         for delivery, _ in settlements:
-            self._make_head_due(delivery, on_failed, now)
+            self.rows.make_head_due(delivery, on_failed, now)
         if dead_letter is not None:
             in_order = sorted(failed, key=lambda row: row.position)
-            self.insert(_copy(row, dead_letter) for row in in_order)
+            self.insert(row.copy(dead_letter) for row in in_order)
         if made_due is not None and any(delivery.ordering_key is not None for delivery, _ in settlements):
             made_due()
         return frozenset(lost)
 
     async def extend(self, deliveries: Sequence[Delivery], lease: float) -> frozenset[UUID]:
         """Extend the leases to ``lease`` seconds from now; return the ids of lost leases."""
-        held = [delivery for delivery in deliveries if self._holds(delivery)]
-        for delivery in held:
-            self.rows[delivery.id].leased_until = self._clock() + lease
-        return frozenset(d.id for d in deliveries) - {d.id for d in held}
+        held = [row for delivery in deliveries if (row := self.rows.held(delivery)) is not None]
+        for row in held:
+            row.leased_until = self._clock() + lease
+        return frozenset(delivery.id for delivery in deliveries) - {row.id for row in held}
 
     async def hold_alone(self, delivery: Delivery, alone: bool) -> None:
         """Set whether the death of the relay that holds this row counts."""
-        if self._holds(delivery):
-            self.rows[delivery.id].alone = alone
+        if (row := self.rows.held(delivery)) is not None:
+            row.alone = alone
 
     async def release(
         self, deliveries: Sequence[Delivery], *, on_failed: OnFailed = "block"
@@ -263,95 +198,11 @@ class MemoryStore:
     async def close(self) -> None:
         """Do nothing: there is no connection."""
 
-    def _window(self, want: Want, now: float) -> list[Row]:
-        due = [
-            row
-            for row in self.rows.values()
-            if row.destination == want.destination
-            and row.next_attempt_at is not None
-            and _candidate(row, want, now).free
-            and (want.only is None or row.id in want.only)
-        ]
-        due.sort(key=lambda row: (row.next_attempt_at, row.position))
-        # Keys that must wait must not fill the window of chosen rows.
-        return due if want.ordered and want.only is not None else due[: want.limit]
-
-    def _choose(self, want: Want, window: Sequence[Row], now: float) -> ordering.Choice:
-        by_key = {row.key: self._open_rows(want.destination, row.key, want.on_failed) for row in window}
-        heads = {key: _candidate(rows[0], want, now) for key, rows in by_key.items()}
-        heads.pop(None, None)
-        only = want.only
-        free = [head for head in heads.values() if head.free and (only is None or head.id in only)]
-        rows = (_candidate(row, want, now) for rows in by_key.values() for row in rows)
-        runs = ordering.runs(free, rows, only, want.run)
-        candidates = [_candidate(row, want, now) for row in window]
-        sizes = {row.id: row.size for of_key in by_key.values() for row in of_key}
-        return ordering.choose(candidates, heads, runs, sizes, want.limit, want.bytes)
-
-    def _open_rows(self, destination: str, key: str | None, on_failed: OnFailed) -> list[Row]:
-        blocking = {Status.PENDING, Status.FAILED} if on_failed == "block" else {Status.PENDING}
-        rows = self.rows.values()
-        mine = (row for row in rows if row.destination == destination and row.key == key)
-        return sorted((row for row in mine if row.status in blocking), key=lambda row: row.position)
-
-    def _make_head_due(self, delivery: Delivery, on_failed: OnFailed, now: float) -> None:
-        if delivery.ordering_key is None:
-            return
-        rows = self._open_rows(delivery.destination, delivery.ordering_key, on_failed)
-        if rows and rows[0].status is Status.PENDING and rows[0].next_attempt_at is None:
-            rows[0].next_attempt_at = min(rows[0].created_at, now)
-
-    def _holds(self, delivery: Delivery) -> bool:
-        row = self.rows.get(delivery.id)
-        return row is not None and row.lease_token == delivery.lease_token
-
-    def _apply(self, row: Row, outcome: Outcome, now: float) -> None:
-        row.leased_until = row.lease_token = row.lease_owner = None
-        match outcome:
-            case Delivered(keep):
-                row.status, row.next_attempt_at = Status.DELIVERED, None
-                if not keep:
-                    del self.rows[row.id]
-            case Retried(after, error, counts, cut_off):
-                row.next_attempt_at, row.error_message = now + wait(after), error
-                row.crashes = row.crashes + 1 if cut_off else 0
-                row.attempts -= not counts
-            case Failed(error, counts):
-                row.status, row.next_attempt_at, row.error_message = Status.FAILED, None, error
-                row.attempts -= not counts
-            case Released():
-                row.attempts -= 1
-
 
 def _left(until: float | None, now: float) -> float | None:
     return None if until is None else max(0.0, until - now)
 
 
-def _copy(row: Row, dead_letter: DeadLetter) -> tuple[Any, ...]:
-    _, event_id, came_from, *event, headers, key, idempotency_key, _, _ = row.values
-    own: dict[str, Any] = msgspec.json.decode(headers, type=dict[str, msgspec.Raw])
-    own["relaybox-dead-letter-from"] = came_from
-    own["relaybox-dead-letter-reason"] = storable(row.error_message or "")
-    added = msgspec.json.encode(own).decode()
-    key = key if dead_letter.ordered else None
-    id_ = POSTGRESQL.to_uuid(uuid7())
-    max_attempts = dead_letter.max_attempts
-    return (id_, event_id, dead_letter.destination, *event, added, key, idempotency_key, max_attempts, None)
-
-
-def _candidate(row: Row, want: Want, now: float) -> Candidate:
-    free = row.free(now) and (want.suspects or not row.suspect)
-    return Candidate(row.id, row.key, row.position, free, row.suspect)
-
-
 def _any(want: Want, window: Sequence[Row]) -> ordering.Choice:
     rows = [Candidate(row.id, row.key, row.position, True, row.suspect, row.size) for row in window]
     return ordering.Choice(ordering.unordered(rows, want.limit, want.bytes), [])
-
-
-def _lease(row: Row, token: UUID, want: Want, now: float) -> None:
-    died = row.lease_token is not None
-    row.attempts += 0 if died and not row.alone else 1
-    row.crashes += died
-    row.alone = False
-    row.leased_until, row.lease_token, row.lease_owner = now + want.lease, token, want.owner

@@ -12,15 +12,16 @@ The database's clock decides who is alive, who leads and what is old.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Generic, Literal, Protocol, TypeAlias, TypeVar
 from uuid import UUID
 
 from relaybox.stores.store import OnFailed
 
-Place = TypeVar("Place")
+At = TypeVar("At")
 Turn: TypeAlias = tuple[datetime, int]
 """A row's place in the order of due rows: its time and position."""
 History = Literal["inbox", "stats", "audit"]
@@ -57,7 +58,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class Report:
     """What a relay reported about a destination, and how many seconds ago."""
 
     destination: str
@@ -67,28 +68,28 @@ class Said:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice(Generic[Place]):
+class Slice(Generic[At]):
     """One step of a walk through rows: the number changed, and where to continue (None at the end)."""
 
     changed: int
-    after: Place | None
+    after: At | None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Minute:
-    """One relay's results for one destination and minute; ``lag`` counts by bucket (``lag.py``)."""
+    """One relay's results for one destination and minute; ``lag`` counts by bucket (see ``tally.py``)."""
 
     minute: datetime
     destination: str
     relay: str
-    delivered: int
-    retried: int
-    failed: int
-    lag: Mapping[int, int]
+    delivered: int = 0
+    retried: int = 0
+    failed: int = 0
+    lag: Counter[int] = field(default_factory=Counter)
 
 
 @dataclass(frozen=True, slots=True)
-class Waiting:
+class StoredEvent:
     """A stored event without a route; ``scheduled`` if it is not due yet."""
 
     event_id: UUID
@@ -122,7 +123,7 @@ class Router(Protocol):
         """True if any route takes such events; the rest of other events is not read."""
         ...
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         """Return where the event goes, in the order of the routes; if empty, the event keeps waiting."""
         ...
 

@@ -63,38 +63,6 @@ class OrderContract:
         await settle(harness, head, Failed("no"), on_failed="skip")
         assert await claimed(harness, want(ordered=True, skip=True)) == ids[1:]
 
-    async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
-        ids = await emit(harness, 3, key="a")
-        await die(harness, want(ordered=True))
-        claim = await take(harness, want(ordered=True, suspects=False))
-        assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 1) for id_ in ids]
-
-    async def test_a_suspect_head_is_claimed_alone_and_its_key_waits(self, harness: Harness) -> None:
-        ids = await emit(harness, 3, key="a")
-        await die(harness, want(ordered=True), times=2)
-        for id_ in ids:
-            claim = await take(harness, want(ordered=True))
-            assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 2)]
-            assert not await take(harness, want(ordered=True, owner="relay-2"))
-            await settle(harness, claim, Delivered())
-
-    async def test_suspects_of_several_keys_are_claimed_together_each_alone_with_its_key(
-        self, harness: Harness
-    ) -> None:
-        ids = [await emit(harness, 3, key=key) for key in "abc"]
-        await die(harness, want(ordered=True), times=2)
-        claim = await take(harness, want(ordered=True))
-        assert [(d.id, d.crashes) for d in claim] == [(of_key[0], 2) for of_key in ids]
-
-    async def test_suspects_of_a_key_do_not_keep_those_of_others_out_of_the_window(
-        self, harness: Harness
-    ) -> None:
-        [first, *_] = await emit(harness, 20, key="a")
-        [other] = await emit(harness, 1, key="b")
-        await die(harness, want(ordered=True), times=2)
-        claims = [await harness.store.claim(want(16, ordered=True)) for _ in range(2)]
-        assert [[d.id for d in claim.deliveries] for claim in claims] == [[first], [other]]
-
     async def test_of_one_key_no_more_rows_are_claimed_than_asked_for(self, harness: Harness) -> None:
         hot = await emit(harness, 20, key="a")
         others = [await harness.emit("shop", key=key) for key in "bcd"]
@@ -109,35 +77,6 @@ class OrderContract:
     async def test_no_due_row_of_a_key_in_hand_is_left_in_the_window(self, harness: Harness) -> None:
         ids = [await harness.emit("shop", key=key) for key in "abcaaa"]
         assert {d.id for d in await take(harness, want(6, ordered=True))} == set(ids)
-
-    async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
-        [suspect] = await emit(harness, 1, key="a")
-        await die(harness, want(ordered=True), times=2)
-        [later] = await emit(harness, 1, key="a")
-        [other] = await emit(harness, 1, key="b")
-        without = want(ordered=True, suspects=False)
-        claim = await harness.store.claim(without)
-        assert ([d.id for d in claim.deliveries], claim.parked) == ([other], 1)
-        alone = await take(harness, want(ordered=True))
-        assert [d.id for d in alone] == [suspect]
-        await settle(harness, alone, Delivered())
-        assert await claimed(harness, without) == [later]
-
-    async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
-        killer = await harness.emit("shop", key="a", max_attempts=1)
-        [later] = await emit(harness, 1, key="a")
-        await die(harness, want(ordered=True), times=3)
-        assert [d.id for d in (await harness.store.claim(want(ordered=True))).failed] == [killer]
-        assert not await take(harness, want(ordered=True))
-        assert (await see(harness, later)).state == "parked"
-
-    async def test_a_killer_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
-        killer = await harness.emit("shop", key="a", max_attempts=1)
-        [later] = await emit(harness, 1, key="a")
-        await die(harness, want(ordered=True, skip=True), times=3)
-        claim = await harness.store.claim(want(ordered=True, skip=True))
-        assert [d.id for d in claim.failed] == [killer]
-        assert await claimed(harness, want(ordered=True, skip=True)) == [later]
 
     async def test_rows_without_a_key_need_no_order(self, harness: Harness) -> None:
         ids = await emit(harness, 3)
@@ -183,6 +122,75 @@ class OrderContract:
         delivered = await drain(harness, limit=12, chance=chance)
         for in_order in ids.values():
             assert [id_ for id_ in delivered if id_ in set(in_order)] == in_order
+
+
+class OrderedSuspectContract:
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
+
+    async def test_the_run_of_a_dead_relay_is_claimed_again_as_a_run(self, harness: Harness) -> None:
+        ids = await emit(harness, 3, key="a")
+        await die(harness, want(ordered=True))
+        claim = await take(harness, want(ordered=True, suspects=False))
+        assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 1) for id_ in ids]
+
+    async def test_a_suspect_head_is_claimed_alone_and_its_key_waits(self, harness: Harness) -> None:
+        ids = await emit(harness, 3, key="a")
+        await die(harness, want(ordered=True), times=2)
+        for id_ in ids:
+            claim = await take(harness, want(ordered=True))
+            assert [(d.id, d.attempts, d.crashes) for d in claim] == [(id_, 1, 2)]
+            assert not await take(harness, want(ordered=True, owner="relay-2"))
+            await settle(harness, claim, Delivered())
+
+    async def test_suspects_of_several_keys_are_claimed_together_each_alone_with_its_key(
+        self, harness: Harness
+    ) -> None:
+        ids = [await emit(harness, 3, key=key) for key in "abc"]
+        await die(harness, want(ordered=True), times=2)
+        claim = await take(harness, want(ordered=True))
+        assert [(d.id, d.crashes) for d in claim] == [(of_key[0], 2) for of_key in ids]
+
+    async def test_suspects_of_a_key_do_not_keep_those_of_others_out_of_the_window(
+        self, harness: Harness
+    ) -> None:
+        [first, *_] = await emit(harness, 20, key="a")
+        [other] = await emit(harness, 1, key="b")
+        await die(harness, want(ordered=True), times=2)
+        claims = [await harness.store.claim(want(16, ordered=True)) for _ in range(2)]
+        assert [[d.id for d in claim.deliveries] for claim in claims] == [[first], [other]]
+
+    async def test_without_suspects_a_key_waits_behind_its_suspect_head(self, harness: Harness) -> None:
+        [suspect] = await emit(harness, 1, key="a")
+        await die(harness, want(ordered=True), times=2)
+        [later] = await emit(harness, 1, key="a")
+        [other] = await emit(harness, 1, key="b")
+        without = want(ordered=True, suspects=False)
+        claim = await harness.store.claim(without)
+        assert ([d.id for d in claim.deliveries], claim.parked) == ([other], 1)
+        alone = await take(harness, want(ordered=True))
+        assert [d.id for d in alone] == [suspect]
+        await settle(harness, alone, Delivered())
+        assert await claimed(harness, without) == [later]
+
+    async def test_a_killer_at_the_head_of_a_key_blocks_it_when_it_is_failed(self, harness: Harness) -> None:
+        killer = await harness.emit("shop", key="a", max_attempts=1)
+        [later] = await emit(harness, 1, key="a")
+        await die(harness, want(ordered=True), times=3)
+        assert [d.id for d in (await harness.store.claim(want(ordered=True))).failed] == [killer]
+        assert not await take(harness, want(ordered=True))
+        assert (await see(harness, later)).state == "parked"
+
+    async def test_a_killer_is_skipped_where_that_is_the_policy(self, harness: Harness) -> None:
+        killer = await harness.emit("shop", key="a", max_attempts=1)
+        [later] = await emit(harness, 1, key="a")
+        await die(harness, want(ordered=True, skip=True), times=3)
+        claim = await harness.store.claim(want(ordered=True, skip=True))
+        assert [d.id for d in claim.failed] == [killer]
+        assert await claimed(harness, want(ordered=True, skip=True)) == [later]
+
+
+class OrderedChosenContract:
+    """Each test is a sentence of the contract in ``relaybox.stores.store``."""
 
     async def test_chosen_rows_are_claimed_from_the_head_of_their_key_to_the_first_that_was_not_chosen(
         self, harness: Harness

@@ -21,7 +21,8 @@ from starlette.responses import Response
 
 from relaybox.errors import did_you_mean
 from relaybox.operate import documents
-from relaybox.operate.admin_actions import Action, Done, Named
+from relaybox.operate.action import Done, Named
+from relaybox.operate.configured import Action
 from relaybox.operate.health import Health
 from relaybox.operate.health import Problem as FlowProblem
 from relaybox.operate.history import FailureGroup, Point

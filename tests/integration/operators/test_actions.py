@@ -38,16 +38,16 @@ async def test_retry_starts_failed_deliveries_again(outbox: Operated) -> None:
 async def test_what_is_no_longer_as_it_was_seen_is_left(outbox: Operated, action: str) -> None:
     same, anew, saved, moved = [outbox.emit("mail", aggregate_id=number) for number in range(4)]
     await outbox.fail("mail")
-    seen = (await outbox.ledger.search(Filter(status="failed", destination="mail"), 10)).entries
+    seen = (await outbox.ledger.entries.search(Filter(status="failed", destination="mail"), 10)).entries
     await outbox.admin.retry([anew])
     await outbox.fail("mail", "another error")
     await outbox.admin.retry([saved])
     outbox.change(moved, destination="web")
     audit = Audit("tester", action, {})
     if action == "replay":
-        changed: Iterable[UUID] = await outbox.ledger.replay(seen, None, {}, audit)
+        changed: Iterable[UUID] = await outbox.ledger.changes.replay(seen, None, {}, audit)
     else:
-        changed = await getattr(outbox.ledger, action)(seen, {}, audit)
+        changed = await getattr(outbox.ledger.changes, action)(seen, {}, audit)
     assert {*changed} == {same}
     copies = 1 if action == "replay" else 0
     assert len(outbox.rows()) == 4 + copies
@@ -94,9 +94,9 @@ async def test_a_leased_delivery_is_neither_retried_nor_discarded_nor_moved(outb
 
 async def test_what_was_claimed_after_it_was_found_is_left_alone(outbox: Operated) -> None:
     ids = [outbox.emit("mail"), outbox.emit("mail")]
-    found = [entry for id_ in ids for entry in await outbox.ledger.find(id_)]
+    found = [entry for id_ in ids for entry in await outbox.ledger.entries.find(id_)]
     [delivery] = (await outbox.claim("mail", limit=1)).deliveries
-    changed = await outbox.ledger.discard(found, {}, Audit("tester", "discard", {}))
+    changed = await outbox.ledger.changes.discard(found, {}, Audit("tester", "discard", {}))
     assert changed == {ids[1]}
     assert outbox.audit()[0][3] == 1
     assert not await outbox.store.settle([Settlement(delivery, Delivered())])
@@ -258,14 +258,14 @@ async def test_an_action_without_its_audit_does_not_happen(outbox: Operated) -> 
             await between
     [row] = outbox.rows()
     assert (row.status, row.destination) == ("failed", "shop")
-    place = (await outbox.ledger.places())["shop"]
+    place = (await outbox.ledger.overview.states())["shop"]
     assert not place.paused
 
 
 async def test_bulk_work_goes_in_batches_and_reports(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 2)
+    monkeypatch.setattr("relaybox.operate.action.BATCH", 2)
     for _ in range(5):
         outbox.emit("mail")
     await outbox.fail("mail")
@@ -279,18 +279,18 @@ async def test_bulk_work_goes_in_batches_and_reports(
 async def test_a_row_that_fails_again_is_not_retried_twice(
     outbox: Operated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 2)
+    monkeypatch.setattr("relaybox.operate.action.BATCH", 2)
     for number in range(4):
         outbox.emit("mail", aggregate_id=number)
     await outbox.fail("mail")
-    retry = outbox.ledger.retry
+    retry = outbox.ledger.changes.retry
 
     async def retry_and_fail(*arguments: Any) -> frozenset[UUID]:
         changed = await retry(*arguments)
         await outbox.fail("mail")
         return changed
 
-    monkeypatch.setattr(outbox.ledger, "retry", retry_and_fail)
+    monkeypatch.setattr(outbox.ledger.changes, "retry", retry_and_fail)
     assert (await outbox.admin.retry(Filter(status="failed"))).affected == 4
 
 
@@ -302,15 +302,15 @@ async def test_move_takes_the_rows_of_a_key_in_their_order_though_their_ids_are_
     backwards = [UUID(int=(last - number) << 80 | 7 << 76 | 2 << 62) for number in range(len(ids))]
     for old, new in zip(ids, backwards, strict=True):
         outbox.change(old, id=new)
-    move, moved = outbox.ledger.move, []
+    move, moved = outbox.ledger.changes.move, []
 
     async def watched(*arguments: Any) -> frozenset[UUID]:
         changed = await move(*arguments)
         moved.extend(changed)
         return changed
 
-    monkeypatch.setattr(outbox.ledger, "move", watched)
-    monkeypatch.setattr("relaybox.operate.admin_actions.BATCH", 1)
+    monkeypatch.setattr(outbox.ledger.changes, "move", watched)
+    monkeypatch.setattr("relaybox.operate.action.BATCH", 1)
     done = await outbox.admin.move("shop", "spare")
     assert (done.affected, done.skipped) == (8, 0)
     assert {row.destination for row in outbox.rows()} == {"spare"}

@@ -261,7 +261,7 @@ async def test_an_action_that_breaks_is_on_record_as_failed(
     async def broken(*_: object, **__: object) -> frozenset[UUID]:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(outbox.ledger, "retry", broken)
+    monkeypatch.setattr(outbox.ledger.changes, "retry", broken)
     operation = await bulk.start("ann", "retry", Filter())
     over = await ended(outbox, operation.id)
     assert (over.state, over.error, over.done) == ("failed", "RuntimeError: broken", 0)
@@ -271,7 +271,7 @@ async def test_how_it_ended_is_on_record_though_the_database_was_away(
     outbox: Operated, bulk: Bulk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     await failed(outbox, 3)
-    finish, tries = outbox.ledger.finish, 0
+    finish, tries = outbox.ledger.journal.finish, 0
 
     async def away_at_first(*arguments: Any) -> None:
         nonlocal tries
@@ -280,7 +280,7 @@ async def test_how_it_ended_is_on_record_though_the_database_was_away(
             raise StoreError("server closed the connection")
         await finish(*arguments)
 
-    monkeypatch.setattr(outbox.ledger, "finish", away_at_first)
+    monkeypatch.setattr(outbox.ledger.journal, "finish", away_at_first)
     operation = await bulk.start("ann", "retry", Filter())
     over = await ended(outbox, operation.id)
     assert (over.state, over.done, tries) == ("done", 3, 3)
@@ -296,7 +296,7 @@ async def test_a_sign_of_life_that_breaks_keeps_nothing_from_ending(
         broken.set()
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(outbox.ledger, "advance", breaks)
+    monkeypatch.setattr(outbox.ledger.journal, "advance", breaks)
     operation = await bulk.start("ann", "retry", Filter())
     assert (await ended(outbox, operation.id)).state == "done"
     assert broken.is_set()

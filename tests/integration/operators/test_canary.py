@@ -57,8 +57,8 @@ async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(ou
     await rows.forget(waiting)
     await rows.forget(failed)
     assert {row.id for row in outbox.rows()} == {other, waiting}
-    assert (await rows.look(failed), len(await outbox.ledger.attempts(failed))) == (None, 0)
-    assert len(await outbox.ledger.attempts(other)) == 1
+    assert (await rows.look(failed), len(await outbox.ledger.entries.attempts(failed))) == (None, 0)
+    assert len(await outbox.ledger.entries.attempts(other)) == 1
     assert outbox.audit() == []
 
 

@@ -19,10 +19,10 @@ from relaybox.operate.admin import Admin
 from relaybox.operate.history import Point
 from relaybox.stores.journal import STALLED, Counted
 from relaybox.stores.ledger import Filter
-from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.store import DeadLetter, Settlement
 from relaybox.stores.upkeep import Sample
-from tests.integration.operated import DESTINATIONS, Operated
+from tests.integration.operated import DESTINATIONS, Operated, stop_counting_at
 
 
 def put(outbox: Operated, table: sa.Table, *rows: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ async def test_counts_say_what_an_action_would_be_about(
         await count("retry", Filter(status="delivered"))
     with pytest.raises(ConfigError, match="to: name the destination"):
         await count("move", Filter(destination="mail"))
-    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 10)
+    stop_counting_at(10, monkeypatch)
     assert await count("retry", Filter()) == Counted(10, True)
     assert await count("retry", Filter(error="busy")) == Counted(10, True)
     outbox.change(outbox.rows(destination="web")[0].id, status="discarded", next_attempt_at=None)
@@ -231,7 +231,7 @@ async def test_a_test_event_goes_its_way_like_any_other(outbox: Operated, destin
 
 
 async def test_an_operation_is_on_record_until_it_ends(outbox: Operated) -> None:
-    journal, id_, other = outbox.ledger, uuid4(), uuid4()
+    journal, id_, other = outbox.ledger.journal, uuid4(), uuid4()
     await journal.begin(id_, "retry", "ann", {"filter": {"status": "failed"}}, Counted(7, True))
     found = await outbox.operation(id_)
     assert (found.state, found.total, found.capped, found.done) == ("running", 7, True, 0)
@@ -248,7 +248,7 @@ async def test_an_operation_is_on_record_until_it_ends(outbox: Operated) -> None
 
 
 async def test_an_operation_that_was_cancelled_learns_of_it_and_stays_so(outbox: Operated) -> None:
-    journal, id_ = outbox.ledger, uuid4()
+    journal, id_ = outbox.ledger.journal, uuid4()
     await journal.begin(id_, "retry", "ann", {}, None)
     assert await outbox.admin.cancel(id_)
     assert not await journal.advance(id_, 3, 0)
@@ -260,7 +260,7 @@ async def test_an_operation_that_was_cancelled_learns_of_it_and_stays_so(outbox:
 
 async def test_an_operation_without_a_sign_of_life_is_stalled(outbox: Operated) -> None:
     table, id_ = outbox.tables.operation, uuid4()
-    await outbox.ledger.begin(id_, "retry", "ann", {}, None)
+    await outbox.ledger.journal.begin(id_, "retry", "ann", {}, None)
     with outbox.engine.begin() as connection:
         connection.execute(sa.update(table).where(table.c.id == id_).values(updated_at=ago(STALLED + 5)))
     [found] = await outbox.admin.operations()

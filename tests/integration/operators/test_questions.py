@@ -12,8 +12,9 @@ from relaybox.core.outcome import Delivered
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError
 from relaybox.stores.ledger import Choice, Filter, State
-from relaybox.stores.sql.search import Part, Search
-from tests.integration.operated import Operated, details
+from relaybox.stores.sql.parts import Part
+from relaybox.stores.sql.search import Search
+from tests.integration.operated import Operated, details, stop_counting_at
 
 FAILED = Filter(status="failed", destination="mail")
 
@@ -174,7 +175,7 @@ async def test_an_event_is_found_when_its_first_delivery_is_gone(outbox: Operate
 
 
 async def test_a_search_through_windows_finds_all(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
+    stop_counting_at(3, monkeypatch)
     ids = [outbox.emit("mail", event_type="rare" if number % 5 == 0 else "often") for number in range(20)]
     page = await outbox.admin.events(Filter(event_type="rare", status="pending"), limit=10)
     assert [entry.id for entry in page.entries] == ids[::5][::-1]
@@ -188,7 +189,7 @@ async def test_a_search_finds_all_though_there_are_more_than_were_counted(
 ) -> None:
     ids = [outbox.emit("mail") for _ in range(6)]
     await outbox.fail("mail")
-    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
+    stop_counting_at(3, monkeypatch)
     length, counted = Search._length, []
 
     def less_at_first(search: Search, part: Part) -> Steps[int]:
@@ -201,8 +202,7 @@ async def test_a_search_finds_all_though_there_are_more_than_were_counted(
 
 
 async def test_counts_stop_at_the_cap(outbox: Operated, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("relaybox.stores.sql.search.CAP", 3)
-    monkeypatch.setattr("relaybox.stores.sql.ledger.CAP", 3)
+    stop_counting_at(3, monkeypatch)
     for _ in range(5):
         outbox.emit("mail")
     total = (await outbox.admin.stats()).total
@@ -211,8 +211,8 @@ async def test_counts_stop_at_the_cap(outbox: Operated, monkeypatch: pytest.Monk
 
 async def test_the_states_of_entries_follow_the_databases_clock(outbox: Operated) -> None:
     event = outbox.emit("mail")
-    [entry] = await outbox.ledger.find(event)
+    [entry] = await outbox.ledger.entries.find(event)
     assert entry.state is State.DUE
     await outbox.claim("mail")
-    [entry] = await outbox.ledger.find(event)
+    [entry] = await outbox.ledger.entries.find(event)
     assert (entry.state, entry.backing_off) == (State.SENDING, False)

@@ -9,11 +9,12 @@ from uuid import UUID, uuid4
 
 import pytest
 
-from relaybox.stores.ledger import Audit, Counted, Entry, Filter, Lane
+from relaybox.stores.ledger import Audit, Counted, Entry, Filter, Policy
 from relaybox.stores.sql.ledger import SqlLedger
-from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.store import SqlStore
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from tests.databases import POSTGRESQL
+from tests.integration.operated import stop_counting_at
 from tests.integration.plans.explaining import Driver, each_database
 
 pytestmark = pytest.mark.full
@@ -46,55 +47,56 @@ FILTERS = (
     Filter(since=datetime.now(UTC) - timedelta(hours=1)),
     Filter(until=datetime.now(UTC) - timedelta(hours=1)),
 )
-LANES = {"keys": Lane(), "rare": Lane(), "plain": Lane(ordered=False, block=False)}
+LANES = {"keys": Policy(), "rare": Policy(), "plain": Policy(ordered=False, block=False)}
 AUDIT = Audit("tester", "test", {})
 HOW = ("Index Scan", "Index Only Scan", "Tid Scan")
 
 
 async def everything(ledger: SqlLedger) -> None:
     """Ask a ledger everything that it can answer."""
-    names = await ledger.names()
+    names = await ledger.overview.names()
     assert names == {"plain", "keys", "one", "rare"}
-    counts = await ledger.counts(names)
+    counts = await ledger.overview.counts(names)
     assert counts["plain"].capped == {"due", "failed", "delivered"}
-    last = await ledger.newest()
+    last = await ledger.entries.newest()
     assert last is not None
     for filter in FILTERS:
-        await ledger.search(filter, 50, last)
-        await ledger.walk(filter, UUID(int=0), last)
-    [entry] = (await ledger.search(Filter(), 1)).entries
-    assert await ledger.find(entry.id)
-    assert not await ledger.find(uuid4())
-    await ledger.content(entry.id)
-    assert await ledger.contents([entry.id])
-    assert not await ledger.marks("nobody", "")
-    await ledger.attempts(entry.id)
-    [keyed] = (await ledger.search(Filter(status="pending", destination="rare"), 1)).entries
-    assert await ledger.head("rare", keyed.ordering_key or "", block=True)
-    await ledger.places()
-    await ledger.relays()
+        await ledger.entries.search(filter, 50, last)
+        await ledger.entries.walk(filter, UUID(int=0), last)
+    [entry] = (await ledger.entries.search(Filter(), 1)).entries
+    assert await ledger.entries.find(entry.id)
+    assert not await ledger.entries.find(uuid4())
+    await ledger.entries.content(entry.id)
+    assert await ledger.entries.contents([entry.id])
+    assert not await ledger.overview.marks("nobody", "")
+    await ledger.entries.attempts(entry.id)
+    [keyed] = (await ledger.entries.search(Filter(status="pending", destination="rare"), 1)).entries
+    assert await ledger.entries.head("rare", keyed.ordering_key or "", block=True)
+    await ledger.overview.states()
+    await ledger.overview.relays()
     await look_at_the_journal(ledger)
-    await change(ledger, (await ledger.search(Filter(status="failed", destination="rare"), 50)).entries)
+    failed = await ledger.entries.search(Filter(status="failed", destination="rare"), 50)
+    await change(ledger, failed.entries)
 
 
 async def look_at_the_journal(ledger: SqlLedger) -> None:
     for destination in (None, "plain"):
-        await ledger.history(86_400.0, 600, destination)
-        assert (await ledger.failed_rows(destination, CAP)).failures
-    flows = await ledger.flows({"plain": 60.0, "keys": 60.0, "rare": 600.0})
+        await ledger.history.steps(86_400.0, 600, destination)
+        assert (await ledger.history.failed_rows(destination, CAP))[0]
+    flows = await ledger.history.flows({"plain": 60.0, "keys": 60.0, "rare": 600.0})
     assert all(flow.pending for flow in flows.values())
     for filter in FILTERS:
-        await ledger.count(filter)
-    assert await ledger.count(Filter(status="failed", fingerprint="0" * 12)) == Counted(0, True)
-    await ledger.search(Filter(status="failed", fingerprint="0" * 12), 50)
-    await ledger.audits(50)
-    await ledger.note(AUDIT)
+        await ledger.entries.count(filter)
+    assert await ledger.entries.count(Filter(status="failed", fingerprint="0" * 12)) == Counted(0, True)
+    await ledger.entries.search(Filter(status="failed", fingerprint="0" * 12), 50)
+    await ledger.journal.audits(50)
+    await ledger.journal.note(AUDIT)
     id_ = uuid4()
-    await ledger.begin(id_, "retry", "tester", {}, None)
-    assert await ledger.advance(id_, 1, 0)
-    assert await ledger.cancel(id_)
-    await ledger.finish(id_, "done", 1, 0)
-    assert await ledger.operation(id_) in await ledger.operations(50)
+    await ledger.journal.begin(id_, "retry", "tester", {}, None)
+    assert await ledger.journal.advance(id_, 1, 0)
+    assert await ledger.journal.cancel(id_)
+    await ledger.journal.finish(id_, "done", 1, 0)
+    assert await ledger.journal.operation(id_) in await ledger.journal.operations(50)
 
 
 async def take_samples(samples: SqlSamples) -> None:
@@ -110,23 +112,22 @@ async def take_samples(samples: SqlSamples) -> None:
 
 async def change(ledger: SqlLedger, failed: Sequence[Entry]) -> None:
     assert len(failed) == 50
-    assert len(await ledger.retry(failed[:10], LANES, AUDIT)) == 10
-    assert len(await ledger.discard(failed[:20], LANES, AUDIT)) == 10
-    assert len(await ledger.move(failed[20:30], "keys", LANES, AUDIT)) == 10
-    left = (await ledger.search(Filter(status="failed", destination="rare"), 50)).entries
-    assert len(await ledger.replay(left, None, LANES, AUDIT)) == len(left) == 20
-    keyed = (await ledger.search(Filter(status="pending", destination="rare"), 50)).entries
-    assert len(await ledger.discard(keyed, LANES, AUDIT)) == len(keyed) == 50
-    await ledger.pause("plain", "test", None, AUDIT)
-    assert await ledger.resume("plain", AUDIT)
+    assert len(await ledger.changes.retry(failed[:10], LANES, AUDIT)) == 10
+    assert len(await ledger.changes.discard(failed[:20], LANES, AUDIT)) == 10
+    assert len(await ledger.changes.move(failed[20:30], "keys", LANES, AUDIT)) == 10
+    left = (await ledger.entries.search(Filter(status="failed", destination="rare"), 50)).entries
+    assert len(await ledger.changes.replay(left, None, LANES, AUDIT)) == len(left) == 20
+    keyed = (await ledger.entries.search(Filter(status="pending", destination="rare"), 50)).entries
+    assert len(await ledger.changes.discard(keyed, LANES, AUDIT)) == len(keyed) == 50
+    await ledger.changes.pause("plain", "test", None, AUDIT)
+    assert await ledger.changes.resume("plain", AUDIT)
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows so small that leaving one shows."""
-    monkeypatch.setattr("relaybox.stores.sql.search.CAP", CAP)
-    monkeypatch.setattr("relaybox.stores.sql.ledger.CAP", CAP)
-    monkeypatch.setattr("relaybox.stores.sql.journal.LEAST", CAP)
+    stop_counting_at(CAP, monkeypatch)
+    monkeypatch.setattr("relaybox.stores.sql.ledger.history.LEAST", CAP)
 
 
 @each_database

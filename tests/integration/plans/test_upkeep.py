@@ -8,7 +8,7 @@ import pytest
 
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep
-from relaybox.stores.upkeep import Slice, Target, Waiting
+from relaybox.stores.upkeep import Slice, StoredEvent, Target
 from tests.databases import POSTGRESQL
 from tests.integration.plans.explaining import (
     BATCH,
@@ -41,33 +41,33 @@ class Bench:
         self.upkeep = SqlUpkeep(SqlStore(database.steps, self.driver))
 
     async def lead(self) -> int:
-        return some(await self.upkeep.lead("me", 3600.0))
+        return some(await self.upkeep.members.lead("me", 3600.0))
 
     async def do_all(self) -> dict[str, list[Explained]]:
         """Do every job of the leader; return how each was done."""
         upkeep, take, term = self.upkeep, self.driver.take, await self.lead()
         take()
         seen = {}
-        assert "keys" in await upkeep.kept()
+        assert "keys" in await upkeep.prune.kept()
         seen["kept"] = take()
-        assert await upkeep.prune_delivered(term, "keys", 86_400.0, None, BATCH) == Slice(0, None)
-        pruned = some(await upkeep.prune_delivered(term, "keys", 0.0, None, BATCH))
+        assert await upkeep.prune.delivered(term, "keys", 86_400.0, None, BATCH) == Slice(0, None)
+        pruned = some(await upkeep.prune.delivered(term, "keys", 0.0, None, BATCH))
         assert pruned.changed == BATCH
-        await upkeep.prune_delivered(term, "keys", 0.0, pruned.after, BATCH)
+        await upkeep.prune.delivered(term, "keys", 0.0, pruned.after, BATCH)
         seen["delivered"] = take()
-        walked = some(await upkeep.prune_discarded(term, lambda _: 0.0, None, BATCH))
+        walked = some(await upkeep.prune.discarded(term, lambda _: 0.0, None, BATCH))
         assert walked.after is not None
-        await upkeep.prune_discarded(term, lambda _: 0.0, walked.after, BATCH)
+        await upkeep.prune.discarded(term, lambda _: 0.0, walked.after, BATCH)
         seen["discarded"] = take()
-        assert some(await upkeep.prune_orphans(term, None, BATCH)).changed > 0
+        assert some(await upkeep.prune.orphans(term, None, BATCH)).changed > 0
         seen["orphans"] = take()
         # One key, whose head failed: nothing to do. Many keys, each with a head to make due.
-        assert (await upkeep.sweep("one", True, None, BATCH)).changed == 0
-        swept = await upkeep.sweep("keys", True, None, BATCH)
+        assert (await upkeep.sweep.make_due("one", True, None, BATCH)).changed == 0
+        swept = await upkeep.sweep.make_due("keys", True, None, BATCH)
         assert (0 < swept.changed <= BATCH, swept.after is not None) == (True, True)
-        assert 0 < (await upkeep.sweep("keys", True, swept.after, BATCH)).changed <= BATCH
+        assert 0 < (await upkeep.sweep.make_due("keys", True, swept.after, BATCH)).changed <= BATCH
         seen["sweep"] = take()
-        assert await upkeep.unpark("one", BATCH) == BATCH
+        assert await upkeep.sweep.unpark("one", BATCH) == BATCH
         seen["unpark"] = take()
         return seen
 
@@ -118,12 +118,12 @@ async def test_what_is_led_reads_by_indexes(kind: str, analysed: bool, opened: O
     seen = await bench.do_all()
     if on_postgresql:
         term = await bench.lead()
-        keys = await bench.upkeep.prune_keys(term, 86_400.0, None, BATCH)
+        keys = await bench.upkeep.prune.keys(term, 86_400.0, None, BATCH)
         assert keys is not None
         assert keys.changed == BATCH
         seen["keys"] = bench.driver.take()
         for history in ("inbox", "stats", "audit"):
-            assert await bench.upkeep.prune_history(term, history, 86_400.0, BATCH) == BATCH
+            assert await bench.upkeep.prune.history(term, history, 86_400.0, BATCH) == BATCH
             seen[history] = bench.driver.take()
     assert_none_is_read_through(
         database, (one for several in seen.values() for one in several), on_postgresql
@@ -146,7 +146,7 @@ class EveryTenth:
         self._seen += 1
         return self._seen % 10 == 0
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         return [Target("mail", None, 5), Target("index", "k", 5)]
 
 
@@ -159,7 +159,7 @@ async def test_unrouted_rows_are_gone_through_by_indexes(kind: str, analysed: bo
     bench.driver.take()
     by, after = EveryTenth(), None
     for _ in range(3):
-        step = some(await bench.upkeep.route(term, by, after, BATCH))
+        step = some(await bench.upkeep.unrouted.route(term, by, after, BATCH))
         assert (step.changed, step.after is not None) == (BATCH // 10, True)
         after = step.after
     seen = bench.driver.take()

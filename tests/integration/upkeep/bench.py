@@ -114,7 +114,7 @@ async def go_on(seconds: float) -> bool:
 
 
 async def leading(upkeep: SqlUpkeep, name: str = "leader") -> int:
-    return some(await upkeep.lead(name, 60.0))
+    return some(await upkeep.members.lead(name, 60.0))
 
 
 def some(result: T | None) -> T:

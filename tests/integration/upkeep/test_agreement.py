@@ -29,7 +29,7 @@ async def tend(upkeep: SqlUpkeep, name: str, *destinations: Destination) -> Chor
 
 
 async def agree(upkeep: SqlUpkeep, name: str, *destinations: Destination) -> dict[str, Setting]:
-    return await Agreement(upkeep, destinations, name)()
+    return await Agreement(upkeep.reports, destinations, name)()
 
 
 def shorten(destination: Destination, retention: str) -> Destination:
@@ -68,7 +68,7 @@ async def test_of_two_retentions_the_longer_holds_whichever_relay_leads(bench: B
     bench.age(bench.tables.setting.c.said_at, SILENT + 1)
     await tend(upkeep, "new", new)
     assert bench.ids() == set(), "the relay with the longer one is gone"
-    assert [one.setting.retention for one in await upkeep.said()] == [DAY]
+    assert [one.setting.retention for one in await upkeep.reports.read()] == [DAY]
 
 
 async def test_where_relays_differ_what_is_parked_stays_until_they_agree(bench: Bench) -> None:
@@ -78,11 +78,11 @@ async def test_where_relays_differ_what_is_parked_stays_until_they_agree(bench: 
     skipping = Destination("shop", "console:", ordered=True, on_failed="skip")
     await agree(upkeep, "one", SHOP)
     for settings in (skipping, Destination("shop", "console:")):
-        await Sweep(upkeep, Agreement(upkeep, [settings], "two"), MonotonicClock(), go_on)()
+        await Sweep(upkeep.sweep, Agreement(upkeep.reports, [settings], "two"), MonotonicClock(), go_on)()
         assert bench.parked() == {parked}
     assert bench.ids() == {head, parked}
     bench.age(bench.tables.setting.c.said_at, SILENT + 1)
-    await Sweep(upkeep, Agreement(upkeep, [skipping], "two"), MonotonicClock(), go_on)()
+    await Sweep(upkeep.sweep, Agreement(upkeep.reports, [skipping], "two"), MonotonicClock(), go_on)()
     assert bench.parked() == set()
 
 
@@ -95,46 +95,49 @@ async def test_what_was_said_last_holds_where_nobody_runs_that_has_the_destinati
         "mail": Setting(DAY, False, "skip"),
         "shop": Setting(30 * DAY, True, "block"),
     }
-    assert len(await upkeep.said()) == 3, "one that does not know a destination forgets nothing of it"
+    assert len(await upkeep.reports.read()) == 3, "one that does not know a destination forgets nothing of it"
 
 
 async def test_what_runs_says_it_again_and_what_ends_soon_only_if_nobody_else_does(bench: Bench) -> None:
     upkeep = bench.upkeep()
     for name in ("one", "two"):
         await agree(upkeep, name, SHOP, MAIL)
-    assert [(one.destination, one.relay) for one in await upkeep.said()] == [("mail", "one"), ("shop", "one")]
-    running = Agreement(upkeep, [SHOP], "running")
+    assert [(one.destination, one.relay) for one in await upkeep.reports.read()] == [
+        ("mail", "one"),
+        ("shop", "one"),
+    ]
+    running = Agreement(upkeep.reports, [SHOP], "running")
     running.runs = True
     for _ in range(2):
         await running()
         bench.age(bench.tables.setting.c.said_at, 61)
         await running()
-    said = {(one.destination, one.relay): one.age for one in await upkeep.said()}
+    said = {(one.destination, one.relay): one.age for one in await upkeep.reports.read()}
     assert said.pop(("shop", "running")) < 60 <= min(said.values())
     assert sorted(said) == [("mail", "one"), ("shop", "one")]
 
 
 async def test_what_was_said_again_meanwhile_is_not_forgotten(bench: Bench) -> None:
     upkeep = bench.upkeep()
-    await upkeep.say("one", {"shop": WEEK}, [])
+    await upkeep.reports.write("one", {"shop": WEEK}, [])
     bench.age(bench.tables.setting.c.said_at, SILENT + 1)
-    outdated = await upkeep.said()
-    await upkeep.say("one", {"shop": WEEK}, [])
-    await upkeep.say("two", {}, outdated)
-    assert [one.setting for one in await upkeep.said()] == [WEEK]
+    outdated = await upkeep.reports.read()
+    await upkeep.reports.write("one", {"shop": WEEK}, [])
+    await upkeep.reports.write("two", {}, outdated)
+    assert [one.setting for one in await upkeep.reports.read()] == [WEEK]
 
 
 async def test_nothing_is_forgotten_that_a_member_said(bench: Bench) -> None:
     """The others would take what is left of it for all the destinations that it has."""
     upkeep = bench.upkeep()
-    await upkeep.say("one", {"mail": WEEK, "shop": WEEK}, [])
-    await upkeep.beat(member("one"), LIVE)
+    await upkeep.reports.write("one", {"mail": WEEK, "shop": WEEK}, [])
+    await upkeep.members.beat(member("one"), LIVE)
     bench.age(bench.tables.setting.c.said_at, SILENT + 1)
     await agree(upkeep, "two", SHOP)
-    assert await upkeep.known() == {"one": {"mail", "shop"}, "two": {"shop"}}
-    await upkeep.leave("one")
+    assert await upkeep.reports.known() == {"one": {"mail", "shop"}, "two": {"shop"}}
+    await upkeep.members.leave("one")
     await agree(upkeep, "two", SHOP)
-    assert await upkeep.known() == {"one": {"mail"}, "two": {"shop"}}
+    assert await upkeep.reports.known() == {"one": {"mail"}, "two": {"shop"}}
 
 
 async def test_a_relay_that_stops_says_nothing_any_more_but_what_it_said_is_not_forgotten(
@@ -142,12 +145,12 @@ async def test_a_relay_that_stops_says_nothing_any_more_but_what_it_said_is_not_
 ) -> None:
     upkeep = bench.upkeep()
     await agree(upkeep, "one", SHOP)
-    await upkeep.fall_silent("one")
-    [said] = await upkeep.said()
+    await upkeep.reports.outdate("one")
+    [said] = await upkeep.reports.read()
     assert said.age > SILENT
     assert await agree(upkeep, "two", MAIL) == {"mail": Setting(DAY, False, "skip"), "shop": said.setting}
     assert (await agree(upkeep, "three", shorten(SHOP, "1d")))["shop"].retention == DAY
-    assert [one.relay for one in await upkeep.said()] == ["two", "three"]
+    assert [one.relay for one in await upkeep.reports.read()] == ["two", "three"]
 
 
 async def test_what_a_later_release_says_in_other_words_is_left_alone(bench: Bench) -> None:
@@ -155,7 +158,7 @@ async def test_what_a_later_release_says_in_other_words_is_left_alone(bench: Ben
     for setting in ({"retention": 5, "ordered": False, "on_failed": "skip", "more": 1}, {"keep": 5}, 7):
         values = {"destination": "shop", "setting": setting, "relay": f"later {setting}"}
         bench.execute(sa.insert(bench.tables.setting).values(**values))
-    assert [one.setting for one in await upkeep.said()] == [Setting(5.0, False, "skip")]
+    assert [one.setting for one in await upkeep.reports.read()] == [Setting(5.0, False, "skip")]
     await agree(upkeep, "me", SHOP)
     assert len(bench.column(bench.tables.setting.c.setting)) == 4
 
@@ -181,7 +184,10 @@ async def test_that_relays_differ_is_said_once_and_that_they_agree_again(
 ) -> None:
     caplog.set_level(logging.INFO)
     upkeep = bench.upkeep()
-    one, two = Agreement(upkeep, [SHOP], "one"), Agreement(upkeep, [shorten(SHOP, "1d")], "two")
+    one, two = (
+        Agreement(upkeep.reports, [SHOP], "one"),
+        Agreement(upkeep.reports, [shorten(SHOP, "1d")], "two"),
+    )
     for agreement in (one, two, one, two):
         await agreement()
     [first, second] = [record.getMessage() for record in caplog.records if "differ" in record.msg]

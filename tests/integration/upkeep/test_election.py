@@ -34,24 +34,24 @@ class Fast(MonotonicClock):
 
 async def test_a_beat_sees_who_was_seen_by_the_databases_clock(bench: Bench) -> None:
     upkeep = bench.upkeep()
-    assert (await upkeep.beat(member("b"), LIVE)).alive == ("b",)
+    assert (await upkeep.members.beat(member("b"), LIVE)).alive == ("b",)
     bench.age(bench.tables.relay.c.seen_at, LIVE / 2)
-    beat = await upkeep.beat(member("a"), LIVE)
+    beat = await upkeep.members.beat(member("a"), LIVE)
     assert beat.alive == ("a", "b")
     assert abs(beat.now - datetime.now(UTC)) < timedelta(seconds=60)
     bench.age(bench.tables.relay.c.seen_at, LIVE)
-    assert (await upkeep.beat(member("a"), LIVE)).alive == ("a",)
+    assert (await upkeep.members.beat(member("a"), LIVE)).alive == ("a",)
     assert set(bench.column(bench.tables.relay.c.name)) == {"a", "b"}
 
 
 async def test_a_relay_that_leaves_is_gone_and_one_not_seen_for_a_day_is_forgotten(bench: Bench) -> None:
     upkeep = bench.upkeep()
-    await upkeep.beat(member("a"), LIVE)
-    await upkeep.beat(member("b"), LIVE)
-    await upkeep.leave("a")
-    assert (await upkeep.beat(member("b"), LIVE)).alive == ("b",)
+    await upkeep.members.beat(member("a"), LIVE)
+    await upkeep.members.beat(member("b"), LIVE)
+    await upkeep.members.leave("a")
+    assert (await upkeep.members.beat(member("b"), LIVE)).alive == ("b",)
     bench.age(bench.tables.relay.c.seen_at, DAY + 1)
-    await upkeep.beat(member("new"), LIVE)
+    await upkeep.members.beat(member("new"), LIVE)
     assert bench.column(bench.tables.relay.c.name) == ["new"]
 
 
@@ -60,7 +60,7 @@ async def test_of_many_that_join_at_once_at_most_one_finds_itself_alone(bench: B
     for _ in range(5):
         names = [uuid4().hex for _ in upkeeps]
         beats = await asyncio.gather(
-            *(upkeep.beat(member(name), LIVE) for upkeep, name in zip(upkeeps, names, strict=True))
+            *(upkeep.members.beat(member(name), LIVE) for upkeep, name in zip(upkeeps, names, strict=True))
         )
         assert sum(len(beat.alive) == 1 for beat in beats) <= 1
         assert max(len(beat.alive) for beat in beats) == len(upkeeps)
@@ -70,30 +70,30 @@ async def test_of_many_that_join_at_once_at_most_one_finds_itself_alone(bench: B
 async def test_one_leads_until_its_lease_is_over_and_the_next_term_is_higher(bench: Bench) -> None:
     one, other = bench.upkeep(), bench.upkeep()
     term = await leading(one, "one")
-    assert await other.lead("other", 60.0) is None
-    assert await one.lead("one", 60.0) == term, "renewing began a new term"
+    assert await other.members.lead("other", 60.0) is None
+    assert await one.members.lead("one", 60.0) == term, "renewing began a new term"
     bench.age(bench.tables.leader.c.leads_until, 61)
-    assert await other.lead("other", 60.0) == term + 1
-    assert await one.lead("one", 60.0) is None
+    assert await other.members.lead("other", 60.0) == term + 1
+    assert await one.members.lead("one", 60.0) is None
     bench.age(bench.tables.leader.c.leads_until, 61)
-    assert await other.lead("other", 60.0) == term + 2, "so it is for the one that led"
+    assert await other.members.lead("other", 60.0) == term + 2, "so it is for the one that led"
 
 
 async def test_a_leader_that_resigns_and_leaves_is_followed_at_once_by_a_higher_term(bench: Bench) -> None:
     upkeep, term = await bench.leader("one")
-    await upkeep.beat(member("one"), LIVE)
-    await upkeep.resign("other")
-    assert await upkeep.lead("other", 60.0) is None, "only the leader can resign"
-    await upkeep.resign("one")
-    await upkeep.leave("one")
-    assert await upkeep.lead("other", 60.0) == term + 1, "though every relay was gone"
+    await upkeep.members.beat(member("one"), LIVE)
+    await upkeep.members.resign("other")
+    assert await upkeep.members.lead("other", 60.0) is None, "only the leader can resign"
+    await upkeep.members.resign("one")
+    await upkeep.members.leave("one")
+    assert await upkeep.members.lead("other", 60.0) == term + 1, "though every relay was gone"
 
 
 async def test_of_many_that_want_to_lead_at_once_one_does(bench: Bench) -> None:
     upkeeps = [bench.upkeep() for _ in range(4)]
     issued: list[int] = []
     for _ in range(8):
-        terms = await asyncio.gather(*(u.lead(f"relay {n}", 60.0) for n, u in enumerate(upkeeps)))
+        terms = await asyncio.gather(*(u.members.lead(f"relay {n}", 60.0) for n, u in enumerate(upkeeps)))
         [term] = [term for term in terms if term is not None]
         issued.append(term)
         bench.age(bench.tables.leader.c.leads_until, 61)
@@ -103,14 +103,14 @@ async def test_of_many_that_want_to_lead_at_once_one_does(bench: Bench) -> None:
 async def test_the_relays_table_shows_who_leads(bench: Bench) -> None:
     upkeep, relay = bench.upkeep(), bench.tables.relay
     for name in ("one", "two"):
-        await upkeep.beat(member(name), LIVE)
+        await upkeep.members.beat(member(name), LIVE)
     term = await leading(upkeep, "one")
-    await upkeep.lead("two", 60.0)
+    await upkeep.members.lead("two", 60.0)
     with bench.engine.connect() as connection:
         shown = {row.name: row for row in connection.execute(sa.select(relay))}
     assert (shown["one"].term, shown["two"].term) == (term, None)
     assert shown["one"].leads_until is not None
-    await upkeep.resign("one")
+    await upkeep.members.resign("one")
     assert bench.column(relay.c.leads_until) == [None, None]
 
 
@@ -152,21 +152,23 @@ async def test_a_limit_is_divided_among_the_relays_that_have_the_destination(ben
         upkeep = bench.upkeep()
 
         async def counts_one_that_says_nothing() -> bool:
-            await upkeep.beat(member("0"), LIVE)
+            await upkeep.members.beat(member("0"), LIVE)
             return "0" in b.membership.alive and b.membership.share("shop", 1) == 0
 
         await await_for(counts_one_that_says_nothing, "one of the last release may have it")
 
 
 async def test_a_relay_has_said_what_it_has_when_the_others_first_see_it(bench: Bench) -> None:
-    class Watched(SqlUpkeep):
-        async def beat(self, *given: Any, **options: Any) -> Beat:
-            known.append(await self.known())
-            return await super().beat(*given, **options)
+    async def watched(*given: Any, **options: Any) -> Beat:
+        known.append(await upkeep.reports.known())
+        return await beat(*given, **options)
 
+    upkeep = bench.upkeep()
+    beat = upkeep.members.beat
+    upkeep.members.beat = watched  # type: ignore[method-assign]
     known: list[dict[str, frozenset[str]]] = []
     shop = Destination("shop", "console:")
-    caretaker = Caretaker(Watched(bench.store()), [shop], member("a"), Fast(), new_tally("a"))
+    caretaker = Caretaker(upkeep, [shop], member("a"), Fast(), new_tally("a"))
     await caretaker.membership.join()
     assert known == [{"a": frozenset({"shop"})}]
 
@@ -177,7 +179,7 @@ async def test_a_caretaker_that_stops_resigns_and_leaves(bench: Bench) -> None:
         caretaker.stop()
         await asyncio.wait_for(task, 60)
         assert bench.column(bench.tables.relay.c.name) == []
-        assert await bench.upkeep().lead("b", 60.0) is not None
+        assert await bench.upkeep().members.lead("b", 60.0) is not None
         assert caretaker.leadership.term is None
         assert caretaker.membership.share("shop", 10) == 0
 
@@ -195,8 +197,8 @@ async def test_a_clock_of_a_process_that_jumps_changes_nothing(bench: Bench) -> 
     far = Caretaker(upkeep, [shop], member("two"), Jumped(), tally)
     assert (await far.once()).pruned is None
     await far.membership.join()
-    assert (await upkeep.beat(member("three"), LIVE)).alive == ("three", "two")
-    assert await upkeep.lead("one", 60.0) == term
+    assert (await upkeep.members.beat(member("three"), LIVE)).alive == ("three", "two")
+    assert await upkeep.members.lead("one", 60.0) == term
     assert bench.ids() == {row}
 
 
@@ -222,8 +224,8 @@ async def test_nobody_follows_a_leader_in_the_middle_of_what_it_does(bench: Benc
 async def prune_that_waits(bench: Bench, upkeep: SqlUpkeep) -> tuple[int, asyncio.Task[int | None]]:
     """Begin to prune under a lease that runs out soon, but not before it has begun."""
     for seconds in (1.0, 10.0, 60.0):
-        term = some(await upkeep.lead("one", seconds))
-        pruning = asyncio.create_task(upkeep.prune_history(term, "audit", 400 * DAY, 10))
+        term = some(await upkeep.members.lead("one", seconds))
+        pruning = asyncio.create_task(upkeep.prune.history(term, "audit", 400 * DAY, 10))
         await await_for(lambda task=pruning: task.done() or waiters(bench.engine), "the prune waits")
         if not pruning.done():
             break
@@ -231,7 +233,7 @@ async def prune_that_waits(bench: Bench, upkeep: SqlUpkeep) -> tuple[int, asynci
 
 
 async def follow(upkeep: SqlUpkeep) -> int:
-    return int(await await_for(lambda: upkeep.lead("other", 60.0)))
+    return int(await await_for(lambda: upkeep.members.lead("other", 60.0)))
 
 
 async def test_once_prunes_and_sweeps_and_lets_others_lead(bench: Bench) -> None:
@@ -248,7 +250,7 @@ async def test_once_prunes_and_sweeps_and_lets_others_lead(bench: Bench) -> None
     assert chores.pruned is not None
     assert chores.swept is not None
     assert (chores.pruned.changed, chores.swept.changed) == (1, 1)
-    assert await bench.upkeep().lead("b", 60.0) is not None
+    assert await bench.upkeep().members.lead("b", 60.0) is not None
 
 
 async def test_counts_take_the_place_of_what_was_written_before(bench: Bench) -> None:
@@ -270,4 +272,4 @@ async def test_counts_take_the_place_of_what_was_written_before(bench: Bench) ->
 
 async def test_what_the_database_refuses_is_a_store_error(bench: Bench) -> None:
     with pytest.raises(StoreError):
-        await bench.upkeep().beat(Member("a", "h", 1, None), LIVE)  # type: ignore[arg-type]
+        await bench.upkeep().members.beat(Member("a", "h", 1, None), LIVE)  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ def keys(bench: Bench) -> list[str]:
 
 async def prune(bench: Bench) -> int:
     upkeep = bench.upkeep()
-    job = Prune(upkeep, Agreement(upkeep, [SHOP], "me"), MonotonicClock(), go_on)
+    job = Prune(upkeep.prune, Agreement(upkeep.reports, [SHOP], "me"), MonotonicClock(), go_on)
     return (await job(await leading(upkeep))).changed
 
 
@@ -120,12 +120,12 @@ async def test_keys_that_are_kept_do_not_hold_up_those_behind_them(bench: Bench)
         put_key(bench, age=300 * DAY - number, key=f"old {number}")
     gone, after = [], None
     while not gone or after is not None:
-        part = some(await upkeep.prune_keys(term, WINDOW, after, 2))
+        part = some(await upkeep.prune.keys(term, WINDOW, after, 2))
         after = part.after
         gone.append(part.changed)
     assert gone == [0, 0, 1, 2, 0]
     assert keys(bench) == [f"open {number}" for number in range(5)]
-    assert await upkeep.prune_keys(term, WINDOW, None, 2) == Slice(0, None), "they are not looked at again"
+    assert await upkeep.prune.keys(term, WINDOW, None, 2) == Slice(0, None), "they are not looked at again"
 
 
 async def test_a_row_that_somebody_has_locked_does_not_hold_up_its_key(bench: Bench) -> None:
@@ -138,12 +138,12 @@ async def test_a_row_that_somebody_has_locked_does_not_hold_up_its_key(bench: Be
     with bench.engine.begin() as connection:
         connection.execute(sa.select(event.c.id).with_for_update())
         async with asyncio.timeout(60):
-            assert await upkeep.prune_keys(term, WINDOW, None, 10) == Slice(1, None)
+            assert await upkeep.prune.keys(term, WINDOW, None, 10) == Slice(1, None)
     assert keys(bench) == ["k"]
 
 
 async def test_only_the_leader_looks_at_keys(bench: Bench) -> None:
     upkeep, term = await bench.leader()
     put_key(bench, age=400 * DAY)
-    assert await upkeep.prune_keys(term + 1, WINDOW, None, 10) is None
+    assert await upkeep.prune.keys(term + 1, WINDOW, None, 10) is None
     assert keys(bench) == ["k"]

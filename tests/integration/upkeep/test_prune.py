@@ -22,7 +22,7 @@ from tests.integration.upkeep.bench import DAY, LONG_AGO, Bench, go_on, leading,
 
 
 def prune(upkeep: SqlUpkeep, *destinations: Destination) -> Prune:
-    return Prune(upkeep, Agreement(upkeep, destinations, "me"), MonotonicClock(), go_on)
+    return Prune(upkeep.prune, Agreement(upkeep.reports, destinations, "me"), MonotonicClock(), go_on)
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ async def test_the_inbox_remembers_for_its_window(bench: Bench) -> None:
     for hours in range(5):
         values = {"consumer": "c", "message_id": str(hours), "processed_at": now - timedelta(hours=hours)}
         bench.execute(sa.insert(bench.tables.inbox).values(**values))
-    nothing = Agreement(upkeep, [], "me")
-    pruned = Prune(upkeep, nothing, MonotonicClock(), go_on, inbox_window=2.5 * 3600)
+    nothing = Agreement(upkeep.reports, [], "me")
+    pruned = Prune(upkeep.prune, nothing, MonotonicClock(), go_on, inbox_window=2.5 * 3600)
     assert (await pruned(await leading(upkeep))).changed == 2
     assert sorted(bench.column(bench.tables.inbox.c.message_id)) == ["0", "1", "2"]
 
@@ -119,24 +119,24 @@ async def test_the_inbox_remembers_for_its_window(bench: Bench) -> None:
 async def test_a_batch_removes_the_oldest_first_and_the_next_goes_on_where_it_ended(bench: Bench) -> None:
     upkeep, term = await bench.leader()
     rows = [bench.put("shop", "delivered", age=100 - n) for n in range(5)]
-    first = some(await upkeep.prune_delivered(term, "shop", 0.0, None, 2))
+    first = some(await upkeep.prune.delivered(term, "shop", 0.0, None, 2))
     assert (first.changed, bench.ids()) == (2, set(rows[2:]))
     earlier = bench.put("shop", "delivered", age=200)
-    assert await upkeep.prune_delivered(term, "shop", 0.0, first.after, 10) == Slice(3, None)
+    assert await upkeep.prune.delivered(term, "shop", 0.0, first.after, 10) == Slice(3, None)
     assert bench.ids() == {earlier}, "it is left to the next round"
 
 
 async def test_a_time_of_delivery_that_is_not_text_does_not_stop_a_batch(bench: Bench) -> None:
     spoil(bench, "delivered", "delivered_at = CAST('2020' || x'ff' AS TEXT)")
     upkeep, term = await bench.leader()
-    step = some(await upkeep.prune_delivered(term, "shop", 0.0, None, 2))
+    step = some(await upkeep.prune.delivered(term, "shop", 0.0, None, 2))
     assert (step.changed, bench.ids()) == (2, set())
 
 
 async def test_a_walk_goes_on_after_an_id_that_is_not_a_uuid(bench: Bench) -> None:
     spoil(bench, "discarded", "id = '~'")
     upkeep, term = await bench.leader()
-    step = some(await upkeep.prune_discarded(term, lambda _: 0.0, None, 2))
+    step = some(await upkeep.prune.discarded(term, lambda _: 0.0, None, 2))
     assert step.changed == 2
     assert step.after is not None
 
@@ -158,7 +158,7 @@ async def test_walks_go_through_the_whole_table_step_by_step(bench: Bench) -> No
         bench.attempt(bench.put("shop", status, age=100))
         bench.attempt(uuid4())
     assert await walk(partial(prune_discarded, upkeep, term)) == (3, 3)
-    assert await walk(partial(upkeep.prune_orphans, term, limit=2)) == (5, 4)
+    assert await walk(partial(upkeep.prune.orphans, term, limit=2)) == (5, 4)
     assert set(bench.column(bench.tables.attempt.c.delivery_id)) == bench.ids()
     assert len(bench.ids()) == 2
 
@@ -173,7 +173,7 @@ async def walk(step: Callable[..., Awaitable[Slice[UUID] | None]]) -> tuple[int,
 
 
 async def prune_discarded(upkeep: SqlUpkeep, term: int, after: UUID | None = None) -> Slice[UUID] | None:
-    return await upkeep.prune_discarded(term, lambda _: 0.0, after, 2)
+    return await upkeep.prune.discarded(term, lambda _: 0.0, after, 2)
 
 
 async def test_rows_that_somebody_has_locked_are_stepped_over(bench: Bench) -> None:
@@ -185,7 +185,7 @@ async def test_rows_that_somebody_has_locked_are_stepped_over(bench: Bench) -> N
     with bench.engine.begin() as connection:
         connection.execute(sa.select(event.c.id).where(event.c.id == locked).with_for_update())
         async with asyncio.timeout(60):
-            assert await upkeep.prune_delivered(term, "shop", 0.0, None, 10) == Slice(1, None)
+            assert await upkeep.prune.delivered(term, "shop", 0.0, None, 10) == Slice(1, None)
     assert bench.ids() == {locked}
 
 
@@ -207,11 +207,11 @@ async def tell_all(upkeep: SqlUpkeep, term: int) -> list[Any]:
     """Return every job of the leader."""
     histories = ("inbox", "stats", "audit")
     return [
-        await upkeep.prune_delivered(term, "shop", 0.0, None, 10),
+        await upkeep.prune.delivered(term, "shop", 0.0, None, 10),
         await prune_discarded(upkeep, term),
-        await upkeep.prune_orphans(term, None, 10),
-        await upkeep.prune_keys(term, 0.0, None, 10),
-        *[await upkeep.prune_history(term, name, 0.0, 10) for name in histories],
+        await upkeep.prune.orphans(term, None, 10),
+        await upkeep.prune.keys(term, 0.0, None, 10),
+        *[await upkeep.prune.history(term, name, 0.0, 10) for name in histories],
     ]
 
 

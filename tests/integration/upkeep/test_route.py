@@ -19,8 +19,8 @@ from relaybox.core.settings import Settings
 from relaybox.errors import StoreError
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, StoredRouter
-from relaybox.stores.sql.upkeep import ROUTED
-from relaybox.stores.upkeep import Router, Slice, Target, Turn, Waiting
+from relaybox.stores.sql.upkeep.route import ROUTED
+from relaybox.stores.upkeep import Router, Slice, StoredEvent, Target, Turn
 from tests.integration.upkeep.bench import Bench, go_on, leading, some
 from tests.waiting import await_for
 
@@ -63,14 +63,14 @@ def rows(bench: Bench, destination: str | None = None) -> list[Any]:
 
 async def routed(bench: Bench, by: Router | None = None, wake: Callable[..., None] = lambda _: None) -> Round:
     upkeep, term = await bench.leader()
-    return await Reroute(upkeep, by or router(), wake, MonotonicClock(), go_on).round(term)
+    return await Reroute(upkeep.unrouted, by or router(), wake, MonotonicClock(), go_on).round(term)
 
 
 async def walk(bench: Bench, by: Router, limit: int) -> list[Slice[Turn]]:
     """Walk from the beginning to the end."""
     (upkeep, term), steps = await bench.leader(), list[Slice[Turn]]()
     while not steps or steps[-1].after is not None:
-        step = some(await upkeep.route(term, by, steps[-1].after if steps else None, limit))
+        step = some(await upkeep.unrouted.route(term, by, steps[-1].after if steps else None, limit))
         steps.append(step)
     return steps
 
@@ -85,7 +85,7 @@ class Meanwhile:
     def takes(self, event_type: str) -> bool:
         return self._inner.takes(event_type)
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         act, self._act = self._act, None
         if act is not None:
             act()
@@ -140,7 +140,7 @@ async def test_a_row_that_breaks_a_constraint_stays_and_is_named_once_and_the_ot
     with bench.engine.begin() as connection:
         connection.execute(event.update().where(event.c.event_id == last).values(event_id=ids[0]))
     upkeep, term = await bench.leader()
-    reroute = Reroute(upkeep, router(), lambda _: None, MonotonicClock(), go_on)
+    reroute = Reroute(upkeep.unrouted, router(), lambda _: None, MonotonicClock(), go_on)
     assert await reroute.round(term) == Round(4)
     assert [row.event_id for row in rows(bench, "mail")] == ids[:4]
     [stays] = rows(bench, "")
@@ -255,7 +255,7 @@ async def test_events_of_one_moment_are_each_looked_at_once(bench: Bench) -> Non
             seen.append(event_type)
             return False
 
-        def targets(self, event: Waiting) -> Sequence[Target]:
+        def targets(self, event: StoredEvent) -> Sequence[Target]:
             raise AssertionError("nobody takes it")
 
     assert len(await walk(bench, Listening(), 2)) == 5
@@ -283,9 +283,9 @@ async def test_a_leader_whose_term_is_over_changes_nothing(bench: Bench) -> None
     before = bench.ids()
     zombie, other = bench.upkeep(), bench.upkeep()
     term = await leading(zombie, "one")
-    await zombie.resign("one")
+    await zombie.members.resign("one")
     await leading(other, "two")
-    assert await zombie.route(term, router(), None, 10) is None
+    assert await zombie.unrouted.route(term, router(), None, 10) is None
     assert bench.ids() == before
 
 
@@ -294,7 +294,10 @@ async def test_a_term_that_ends_between_looking_and_routing_changes_nothing(benc
     before, leader = bench.ids(), bench.tables.leader
     upkeep, term = await bench.leader()
     elected = sa.update(leader).values(term=leader.c.term + 1, relay="another")
-    assert await upkeep.route(term, Meanwhile(lambda: bench.execute(elected), router()), None, 10) is None
+    assert (
+        await upkeep.unrouted.route(term, Meanwhile(lambda: bench.execute(elected), router()), None, 10)
+        is None
+    )
     assert bench.ids() == before
 
 
@@ -308,17 +311,17 @@ async def test_an_event_that_breaks_in_the_middle_is_left_as_it_was_and_the_othe
         def takes(self, event_type: str) -> bool:
             return True
 
-        def targets(self, event: Waiting) -> Sequence[Target]:
+        def targets(self, event: StoredEvent) -> Sequence[Target]:
             # No database takes the second row of the last event.
             last = '"n":4' in str(event.payload).replace(" ", "")
             return [Target("mail", None, 5), Target("index", "k", 0 if last else 5)]
 
     upkeep, term = await bench.leader()
-    assert await upkeep.route(term, Breaking(), None, 10) == Slice(4, None)
+    assert await upkeep.unrouted.route(term, Breaking(), None, 10) == Slice(4, None)
     assert rows(bench, "") == [before]
     assert Counter(row.destination for row in rows(bench)) == {"mail": 4, "index": 4, "": 1}
     assert bench.column(bench.tables.attempt.c.delivery_id) == counts
-    assert await upkeep.route(term, router(), None, 10) == Slice(1, None)
+    assert await upkeep.unrouted.route(term, router(), None, 10) == Slice(1, None)
     assert Counter(row.destination for row in rows(bench)) == {"mail": 5, "index": 5}
 
 
@@ -342,9 +345,9 @@ async def test_nothing_gets_ahead_of_a_row_that_somebody_has_locked(bench: Bench
         upkeep = bench.upkeep()
         term = await leading(upkeep)
         with pytest.raises(StoreError):
-            await upkeep.route(term, router(), None, 10)
-        assert await upkeep.lead("leader", 60.0) == term, "and the leader's row is free again"
-    assert await upkeep.route(term, router(), None, 10) == Slice(1, None)
+            await upkeep.unrouted.route(term, router(), None, 10)
+        assert await upkeep.members.lead("leader", 60.0) == term, "and the leader's row is free again"
+    assert await upkeep.unrouted.route(term, router(), None, 10) == Slice(1, None)
     assert Counter(row.destination for row in rows(bench)) == {"other": 1, "mail": 1, "index": 1}
 
 
@@ -354,7 +357,9 @@ async def test_an_event_without_a_key_to_be_had_waits_and_is_named(
     [without], _ = emit(bench, order(1)), emit(bench, order(2, tenant="t"))
     by_tenant = replace(INDEX, ordering="tenant")
     upkeep = bench.upkeep()
-    job = Reroute(upkeep, router(destinations=[MAIL, by_tenant]), lambda _: None, MonotonicClock(), go_on)
+    job = Reroute(
+        upkeep.unrouted, router(destinations=[MAIL, by_tenant]), lambda _: None, MonotonicClock(), go_on
+    )
     term = await leading(upkeep)
     assert [(await job.round(term)).changed for _ in range(2)] == [1, 0]
     assert [row.event_id for row in rows(bench, "")] == [without]
@@ -390,7 +395,7 @@ async def test_relays_that_route_at_once_route_each_event_once_and_in_order(benc
     emit(bench, *map(order, range(4 * ROUTED)))
     _, term = await bench.leader()
     upkeeps = [bench.upkeep() for _ in range(3)]
-    routed = await asyncio.gather(*(upkeep.route(term, router(), None, 1000) for upkeep in upkeeps))
+    routed = await asyncio.gather(*(upkeep.unrouted.route(term, router(), None, 1000) for upkeep in upkeeps))
     assert sum(some(one).changed for one in routed) == 4 * ROUTED
     for name in ("index", "mail"):
         assert [row.payload["n"] for row in rows(bench, name)] == list(range(4 * ROUTED))

@@ -13,8 +13,8 @@ from relaybox.core.settings import Destination
 from relaybox.errors import SchemaError
 from relaybox.relay.upkeep.sample import Sampling
 from relaybox.relay.upkeep.tally import DatabaseTime
-from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.upkeep import Sample
 from tests.integration.upkeep.bench import DAY, Bench, go_on, leading
 

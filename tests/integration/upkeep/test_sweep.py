@@ -22,9 +22,9 @@ from tests.waiting import await_for
 
 async def swept(bench: Bench, *destinations: Destination) -> int:
     upkeep = bench.upkeep()
-    agreement = Agreement(upkeep, destinations, "me")
-    await upkeep.fall_silent("me")
-    return (await Sweep(upkeep, agreement, MonotonicClock(), go_on)()).changed
+    agreement = Agreement(upkeep.reports, destinations, "me")
+    await upkeep.reports.outdate("me")
+    return (await Sweep(upkeep.sweep, agreement, MonotonicClock(), go_on)()).changed
 
 
 ORDERED = Destination("shop", "console:", ordered=True)
@@ -98,7 +98,7 @@ async def test_a_sweep_goes_on_behind_the_keys_it_has_seen(bench: Bench, limit: 
     heads = {bench.park("shop", key) for key in ("'a", "aa", "z", "𐀀")}
     before, changed = bench.parked(), 0
     after = None
-    while (slice_ := await upkeep.sweep("shop", True, after, limit)).after is not None:
+    while (slice_ := await upkeep.sweep.make_due("shop", True, after, limit)).after is not None:
         changed += slice_.changed
         after = slice_.after
     assert changed + slice_.changed == 4
@@ -124,7 +124,7 @@ async def test_sweeps_beside_claims_and_settles_keep_the_order_and_lose_nothing(
     keys = {id_: n % 3 for n, id_ in enumerate(rows)}
     store, seen = bench.store(), []
     upkeep = bench.upkeep()
-    round_ = Sweep(upkeep, Agreement(upkeep, [SKIPPING], "me"), MonotonicClock(), go_on)
+    round_ = Sweep(upkeep.sweep, Agreement(upkeep.reports, [SKIPPING], "me"), MonotonicClock(), go_on)
 
     async def deliver() -> None:
         while len(seen) < len(rows):

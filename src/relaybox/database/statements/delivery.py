@@ -226,10 +226,7 @@ _PINNED = {
     "idle_in_transaction_session_timeout": "5s",
 }
 # With these settings all parameters get the same plan, and planning takes longer than running.
-_OF_A_SESSION = {
-    "plan_cache_mode": "force_generic_plan",
-    "default_transaction_isolation": "read committed",
-}
+_OF_A_SESSION = {"plan_cache_mode": "force_generic_plan", "default_transaction_isolation": "read committed"}
 # Lets a server in a lock wait notice that its client is gone; PostgreSQL 14, not on every system.
 _NOTICE_HANG_UP = {"client_connection_check_interval": "5s"}
 
@@ -343,11 +340,7 @@ class Statements:
     """The statements of one outbox on one database, for one parameter style."""
 
     def __init__(
-        self,
-        tables: Tables,
-        dialect: Dialect,
-        style: ParamStyle,
-        texts: Texts | None = None,
+        self, tables: Tables, dialect: Dialect, style: ParamStyle, texts: Texts | None = None
     ) -> None:
         self.tables = tables
         self.dialect = dialect

@@ -5,7 +5,14 @@ from __future__ import annotations
 from relaybox.core.fingerprint import LOOKED_AT
 from relaybox.database.schema import MYSQL, Tables
 from relaybox.database.statements.delivery import Texts
-from relaybox.database.statements.upkeep import FENCE, LED
+from relaybox.database.statements.upkeep import (
+    FENCE,
+    LED,
+    OLD_IN_MYSQL,
+    OLD_IN_POSTGRESQL,
+    OLD_IN_SQLITE,
+    prunings,
+)
 
 WORDS = {
     # Computes the step once per minute, not once per bucket.
@@ -182,10 +189,7 @@ SELECT COALESCE(
      FROM (SELECT CAST(pg_get_serial_sequence(:table, 'position') AS regclass) AS id) AS s),
     (SELECT max(position) FROM (SELECT position FROM {event} ORDER BY id DESC LIMIT 1000) AS newest)),
     {now}""",
-    "sample": """
-DELETE FROM {sample} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {sample} WHERE minute < (SELECT {later}) AND {led}
-    ORDER BY minute LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
+    **prunings(OLD_IN_POSTGRESQL, sample="minute"),
     "operation": """
 DELETE FROM {operation} WHERE id = ANY (ARRAY(
     SELECT id FROM {operation} WHERE started_at < {later} AND {led}
@@ -193,9 +197,7 @@ DELETE FROM {operation} WHERE id = ANY (ARRAY(
 }
 _SAMPLES_SQLITE = _KEEP_SAMPLE | {
     "position": "SELECT (SELECT value FROM {counter}), {now}",
-    "sample": """
-DELETE FROM {sample} WHERE rowid IN (
-    SELECT rowid FROM {sample} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
+    **prunings(OLD_IN_SQLITE, sample="minute"),
     "operation": """
 DELETE FROM {operation} WHERE id IN (
     SELECT id FROM {operation} WHERE started_at < {later} ORDER BY id LIMIT :limit)""",
@@ -208,7 +210,7 @@ VALUES (:minute, :destination, :pending, :failed, :oldest_seconds, :position)
 ON DUPLICATE KEY UPDATE pending = VALUES(pending), failed = VALUES(failed),
     oldest_seconds = VALUES(oldest_seconds), position = VALUES(position)""",
     "position": "SELECT (SELECT max(position) FROM {event}), {now}",
-    "sample": "DELETE FROM {sample} WHERE minute < {later} ORDER BY minute LIMIT :limit",
+    **prunings(OLD_IN_MYSQL, sample="minute"),
     "operation": "DELETE FROM {operation} WHERE started_at < {later} ORDER BY id LIMIT :limit",
     "changed": "SELECT ROW_COUNT()",
 }

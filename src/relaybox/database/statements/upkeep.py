@@ -11,6 +11,22 @@ PROMPT = 3_600.0
 LED = "EXISTS (SELECT 1 FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now})"
 FENCE = "SELECT term FROM {leader} WHERE name = 'upkeep' AND term = :term AND leads_until > {now} {lock}"
 
+# Rows whose MOMENT is older than :seconds, oldest first. MySQL and SQLite count them in another statement.
+OLD_IN_POSTGRESQL = """
+DELETE FROM {TABLE} WHERE ctid = ANY (ARRAY(
+    SELECT ctid FROM {TABLE} WHERE MOMENT < (SELECT {later}) AND {led}
+    ORDER BY MOMENT LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1"""
+OLD_IN_SQLITE = """
+DELETE FROM {TABLE} WHERE rowid IN (
+    SELECT rowid FROM {TABLE} WHERE MOMENT < {later} ORDER BY MOMENT LIMIT :limit)"""
+OLD_IN_MYSQL = "DELETE FROM {TABLE} WHERE MOMENT < {later} ORDER BY MOMENT LIMIT :limit"
+
+
+def prunings(text: str, **moments: str) -> dict[str, str]:
+    """Return the statement for each table, whose rows have the age of that column."""
+    return {name: text.replace("TABLE", name).replace("MOMENT", moment) for name, moment in moments.items()}
+
+
 ANY_DATABASE = {
     "members": "SELECT name, seen_at FROM {relay}",
     "now": "SELECT {now}",
@@ -119,6 +135,7 @@ DELETE FROM {event} WHERE id = ANY (ARRAY(SELECT id FROM old)) RETURNING deliver
 POSTGRESQL = (
     ANY_DATABASE
     | NOT_MYSQL
+    | prunings(OLD_IN_POSTGRESQL, inbox="processed_at", stats="minute", audit="at")
     | {
         "delivered": """
 WITH old AS MATERIALIZED (
@@ -148,18 +165,6 @@ WITH old AS MATERIALIZED (
     RETURNING 1
 )
 SELECT (SELECT count(*) FROM gone), count(*), max(created_at) FROM old""",
-        "inbox": """
-DELETE FROM {inbox} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {inbox} WHERE processed_at < (SELECT {later}) AND {led}
-    ORDER BY processed_at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
-        "stats": """
-DELETE FROM {stats} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {stats} WHERE minute < (SELECT {later}) AND {led}
-    ORDER BY minute LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
-        "audit": """
-DELETE FROM {audit} WHERE ctid = ANY (ARRAY(
-    SELECT ctid FROM {audit} WHERE at < (SELECT {later}) AND {led}
-    ORDER BY at LIMIT :limit FOR UPDATE SKIP LOCKED)) RETURNING 1""",
         "make_stuck_due": """
 UPDATE {event} SET {make_due} WHERE id = ANY (ARRAY(
     SELECT id FROM {event} WHERE id = ANY (ARRAY({heads_of_keys})) AND {waiting} AND {unleased}
@@ -217,6 +222,7 @@ SELECT {routed} FROM {targets} {join} {event} e {by_id} ON e.id = s.id ORDER BY 
 SQLITE = (
     STEPWISE
     | NOT_MYSQL
+    | prunings(OLD_IN_SQLITE, stats="minute", audit="at")
     | {
         "changed": "SELECT changes()",
         "unpark": """
@@ -228,52 +234,49 @@ ORDER BY next_attempt_at, position LIMIT :limit""",
         "forget_keys": """
 DELETE FROM {idempotency} WHERE event_type = :of AND idempotency_key IN (:keys)""",
         "forget_marks": "DELETE FROM {inbox} WHERE consumer = :of AND message_id IN (:keys)",
-        "stats": """
-DELETE FROM {stats} WHERE rowid IN (
-    SELECT rowid FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit)""",
-        "audit": """
-DELETE FROM {audit} WHERE rowid IN (SELECT rowid FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit)""",
     }
 )
 
-MYSQL = STEPWISE | {
-    "be_seen": """
+MYSQL = (
+    STEPWISE
+    | prunings(OLD_IN_MYSQL, stats="minute", audit="at")
+    | {
+        "be_seen": """
 INSERT INTO {relay} (name, host, pid, version, seen_at) VALUES (:me, :host, :pid, :version, {now})
 ON DUPLICATE KEY UPDATE host = VALUES(host), pid = VALUES(pid), version = VALUES(version),
     seen_at = VALUES(seen_at)""",
-    "record": """
+        "record": """
 INSERT INTO {stats} (minute, destination, relay, delivered, retried, failed, lag)
 VALUES (:minute, :destination, :relay, :delivered, :retried, :failed, :lag)
 ON DUPLICATE KEY UPDATE delivered = VALUES(delivered), retried = VALUES(retried),
     failed = VALUES(failed), lag = VALUES(lag)""",
-    "say": """
+        "say": """
 INSERT INTO {setting} (destination, relay, setting, said_at) VALUES (:destination, :me, :setting, {now})
 ON DUPLICATE KEY UPDATE setting = VALUES(setting), said_at = VALUES(said_at)""",
-    "parked": """
+        "parked": """
 SELECT ordering_key FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL
 ORDER BY position LIMIT :limit""",
-    # MySQL cannot step from key to key.
-    "keys_of_next_rows": """
+        # MySQL cannot step from key to key.
+        "keys_of_next_rows": """
 SELECT DISTINCT ordering_key FROM (SELECT ordering_key FROM {event} {by_head}
     WHERE head_destination = :destination AND ordering_key >= :first
     ORDER BY ordering_key LIMIT :limit) t ORDER BY ordering_key""",
-    # MySQL does not know that null times are in the order of position.
-    "unpark": """
+        # MySQL does not know that null times are in the order of position.
+        "unpark": """
 SELECT id FROM {event} {by_due}
 WHERE due_destination = :destination AND status = 'pending' AND next_attempt_at IS NULL AND {unleased}
 ORDER BY position LIMIT :limit FOR UPDATE SKIP LOCKED""",
-    # With the status it would scan all pending rows.
-    "kept": "SELECT destination FROM {event} WHERE destination > :after ORDER BY destination LIMIT 1",
-    "changed": "SELECT ROW_COUNT()",
-    "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
-    "forget_attempts": "DELETE a FROM {attempt} a {by_id} WHERE a.delivery_id IN (:ids)",
-    "forget_keys": """
+        # With the status it would scan all pending rows.
+        "kept": "SELECT destination FROM {event} WHERE destination > :after ORDER BY destination LIMIT 1",
+        "changed": "SELECT ROW_COUNT()",
+        "remove": "DELETE e FROM {event} e {by_id} WHERE e.id IN (:ids)",
+        "forget_attempts": "DELETE a FROM {attempt} a {by_id} WHERE a.delivery_id IN (:ids)",
+        "forget_keys": """
 DELETE i FROM {idempotency} i {by_id} WHERE i.event_type = :of AND i.idempotency_key IN (:keys)""",
-    "forget_marks": "DELETE i FROM {inbox} i {by_id} WHERE i.consumer = :of AND i.message_id IN (:keys)",
-    "stats": "DELETE FROM {stats} WHERE minute < {later} ORDER BY minute LIMIT :limit",
-    "audit": "DELETE FROM {audit} WHERE at < {later} ORDER BY at LIMIT :limit",
-}
+        "forget_marks": "DELETE i FROM {inbox} i {by_id} WHERE i.consumer = :of AND i.message_id IN (:keys)",
+    }
+)
 
 # Does not name pending: its index would look like the shorter way to the planner.
 STILL_UNROUTED = "destination = '' AND status NOT IN ('delivered', 'failed', 'discarded') AND {unleased}"

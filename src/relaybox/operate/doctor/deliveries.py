@@ -152,7 +152,7 @@ async def relays(context: DatabaseContext) -> Results:
 
 
 async def _differences(context: DatabaseContext, delivered: set[str]) -> AsyncIterator[Finding]:
-    said = await SqlUpkeep(context.store).said()
+    said = await SqlUpkeep(context.store).reports.read()
     for name, each in differences(said).items():
         title = f"relays have different settings for {name!r}"
         fix = "give every relay the same settings, and restart the others; while releases are changed, wait"

@@ -63,7 +63,7 @@ def _columns(repair: Repair, name: str, table: Table, there: Table) -> Iterator[
             yield from _column(repair, name, column, wanted, there.columns[column])
         else:
             title, detail = f"the column {name}.{column} is missing", "statements that name it fail"
-            yield Finding("error", title, detail, repair.add_column(name, column, wanted))
+            yield Finding("error", title, detail, repair.columns.add(name, column, wanted))
 
 
 def _columns_beside(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:
@@ -72,10 +72,10 @@ def _columns_beside(repair: Repair, name: str, table: Table, there: Table) -> It
         if column in table.columns:
             continue
         if beside.nullable or beside.filled:
-            yield Finding("info", title, "nothing here reads or writes it", repair.drop(name, column))
+            yield Finding("info", title, "nothing here reads or writes it", repair.columns.drop(name, column))
         else:
             detail = "it is NOT NULL and has no default: every INSERT of ours fails"
-            fix = repair.drop_not_null(name, column, beside)
+            fix = repair.columns.drop_not_null(name, column, beside)
             yield Finding("error", f"{title}, and must have a value", detail, fix)
 
 
@@ -83,19 +83,19 @@ def _column(repair: Repair, name: str, column: str, wanted: Column, there: Colum
     whole, where = f"the column {name}.{column}", (name, column, wanted)
     if there.type != wanted.type:
         detail = f"it is {there.type} and should be {wanted.type}"
-        yield Finding("error", f"{whole} has another type", detail, repair.change_type(*where))
+        yield Finding("error", f"{whole} has another type", detail, repair.columns.change_type(*where))
     elif wanted.collation and (there.collation or "").lower() != wanted.collation.lower():
         detail = f"it is {there.collation} and should be {wanted.collation}, which compares byte by byte"
-        yield Finding("warning", f"{whole} has another collation", detail, repair.change_type(*where))
+        yield Finding("warning", f"{whole} has another collation", detail, repair.columns.change_type(*where))
     if there.nullable and not wanted.nullable:
         detail = "it should be NOT NULL: a row without it cannot be delivered"
-        yield Finding("warning", f"{whole} may be null", detail, repair.set_not_null(*where))
+        yield Finding("warning", f"{whole} may be null", detail, repair.columns.set_not_null(*where))
     if wanted.nullable and not there.nullable:
         detail = "rows that rightly have no value there are refused"
-        yield Finding("error", f"{whole} may not be null", detail, repair.drop_not_null(*where))
+        yield Finding("error", f"{whole} may not be null", detail, repair.columns.drop_not_null(*where))
     if wanted.filled and not there.filled:
         detail = "an INSERT relies on it"
-        yield Finding("error", f"{whole} has no default", detail, repair.set_default(*where))
+        yield Finding("error", f"{whole} has no default", detail, repair.columns.set_default(*where))
 
 
 def _key(repair: Repair, name: str, table: Table, there: Table) -> Iterator[Finding]:

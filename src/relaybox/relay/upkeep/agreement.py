@@ -16,8 +16,8 @@ from contextlib import suppress
 from relaybox.core.settings import Destination
 from relaybox.core.values import show_duration
 from relaybox.errors import NoTables
-from relaybox.stores.sql.upkeep import SqlUpkeep
-from relaybox.stores.upkeep import Said, Setting
+from relaybox.stores.sql.upkeep.agreement import SqlReports
+from relaybox.stores.upkeep import Report, Setting
 
 AGAIN = 60.0
 """Seconds after which a relay reports its settings again."""
@@ -30,8 +30,8 @@ log = logging.getLogger(__name__)
 class Agreement:
     """Reports this relay's settings, and returns those that upkeep uses for every known destination."""
 
-    def __init__(self, upkeep: SqlUpkeep, destinations: Iterable[Destination], name: str) -> None:
-        self._upkeep = upkeep
+    def __init__(self, reports: SqlReports, destinations: Iterable[Destination], name: str) -> None:
+        self._reports = reports
         self._mine = {destination.name: setting_of(destination) for destination in destinations}
         self._name = name
         self.runs = False
@@ -43,30 +43,33 @@ class Agreement:
     async def __call__(self) -> dict[str, Setting]:
         """Report settings if due, and return those to use by destination."""
         try:
-            said = await self._upkeep.said()
+            reports = await self._reports.read()
         except NoTables as error:
             return self._known_alone(error)
         self._alone = False
         lately = {
             (one.destination, one.setting)
-            for one in said
+            for one in reports
             if one.age < AGAIN and (not self.runs or one.relay == self._name)
         }
         new = {name: setting for name, setting in self._mine.items() if (name, setting) not in lately}
         # Replace outdated reports only for destinations that this relay has. For others, the last report
         # is still in use if no running relay has the destination.
-        known = [one for one in said if one.destination in self._mine and one.relay != self._name]
+        known = [one for one in reports if one.destination in self._mine and one.relay != self._name]
         outdated = [one for one in known if one.age > SILENT]
         if new or outdated:
-            await self._upkeep.say(self._name, new, outdated)
-        said = (*said, *(Said(name, setting, self._name, 0.0) for name, setting in self._mine.items()))
-        self._report(said)
-        return {name: holds(each) for name, each in by_destination(said).items()}
+            await self._reports.write(self._name, new, outdated)
+        reports = (
+            *reports,
+            *(Report(name, setting, self._name, 0.0) for name, setting in self._mine.items()),
+        )
+        self._report(reports)
+        return {name: holds(each) for name, each in by_destination(reports).items()}
 
     async def introduce(self) -> None:
         """Report all settings before joining, so that other relays never see only some of them."""
         try:
-            await self._upkeep.say(self._name, self._mine, ())
+            await self._reports.write(self._name, self._mine, ())
         except NoTables as error:
             self._known_alone(error)
 
@@ -77,7 +80,7 @@ class Agreement:
     async def meet(self, members: Collection[str]) -> None:
         """Read which destinations the members have."""
         with suppress(NoTables):
-            known = await self._upkeep.known()
+            known = await self._reports.known()
             self._known = {name: known[name] for name in members if name in known}
 
     def may_have(self, member: str, destination: str) -> bool:
@@ -87,7 +90,7 @@ class Agreement:
     async def leave(self) -> None:
         """Mark this relay's reports as outdated, because it no longer runs."""
         with suppress(NoTables):
-            await self._upkeep.fall_silent(self._name)
+            await self._reports.outdate(self._name)
 
     def _known_alone(self, error: NoTables) -> dict[str, Setting]:
         if not self._alone:
@@ -95,9 +98,9 @@ class Agreement:
         self._alone = True
         return dict(self._mine)
 
-    def _report(self, said: Iterable[Said]) -> None:
+    def _report(self, reports: Iterable[Report]) -> None:
         """Log how relays differ, once for each difference."""
-        found = differences(said)
+        found = differences(reports)
         for name, each in found.items():
             settings = {one.setting for one in each}
             if self._reported.get(name) != settings:
@@ -115,17 +118,17 @@ def setting_of(destination: Destination) -> Setting:
     return Setting(float(destination.retention), destination.ordered, on_failed)
 
 
-def by_destination(said: Iterable[Said]) -> dict[str, list[Said]]:
+def by_destination(reports: Iterable[Report]) -> dict[str, list[Report]]:
     """Return the latest reports by destination; the outdated ones if there are no others."""
-    every: dict[str, list[Said]] = defaultdict(list)
-    for one in said:
+    every: dict[str, list[Report]] = defaultdict(list)
+    for one in reports:
         every[one.destination].append(one)
     return {name: [one for one in each if one.age <= SILENT] or each for name, each in every.items()}
 
 
-def holds(said: Iterable[Said]) -> Setting:
+def holds(reports: Iterable[Report]) -> Setting:
     """Return the settings that are safe for all these relays."""
-    settings = [one.setting for one in said]
+    settings = [one.setting for one in reports]
     return Setting(
         retention=max(setting.retention for setting in settings),
         ordered=any(setting.ordered for setting in settings),
@@ -133,15 +136,15 @@ def holds(said: Iterable[Said]) -> Setting:
     )
 
 
-def differences(said: Iterable[Said]) -> dict[str, list[Said]]:
+def differences(reports: Iterable[Report]) -> dict[str, list[Report]]:
     """Return the reports of running relays for destinations where they differ."""
-    lately = by_destination(one for one in said if one.age <= SILENT)
+    lately = by_destination(one for one in reports if one.age <= SILENT)
     return {name: each for name, each in lately.items() if len({one.setting for one in each}) > 1}
 
 
-def describe(name: str, said: Iterable[Said]) -> str:
+def describe(name: str, reports: Iterable[Report]) -> str:
     """Return a text that says how relays differ on a destination, and which settings upkeep uses."""
-    by_setting: Mapping[Setting, Said] = {one.setting: one for one in said}
+    by_setting: Mapping[Setting, Report] = {one.setting: one for one in reports}
     each = "; ".join(f"{one.relay} has {_words(one.setting)}" for one in by_setting.values())
     return f"{name!r}: {each}. Until they agree upkeep goes by {_words(holds(by_setting.values()))}"
 

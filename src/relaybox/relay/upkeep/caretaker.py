@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import math
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.errors import StoreError
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import LOOK, Canary
@@ -21,10 +18,11 @@ from relaybox.relay.upkeep.prune import IDEMPOTENCY_WINDOW, Prune
 from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, Wake
 from relaybox.relay.upkeep.sample import Sampling
+from relaybox.relay.upkeep.schedule import Job, Schedule
 from relaybox.relay.upkeep.sweep import Sweep
 from relaybox.relay.upkeep.tally import Tally
-from relaybox.stores.sql.samples import SqlSamples
 from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.upkeep import Member, Router
 
 RENEW, PRUNE, SWEEP, FLUSH, ROUTE, SAMPLE = 5.0, 60.0, 30.0, 10.0, 2.0, 5.0
@@ -35,10 +33,6 @@ TURNS = 10
 
 AGAIN = 1.0
 """Seconds after which a failed heartbeat or sweep is repeated: something may wait for it."""
-
-log = logging.getLogger(__name__)
-
-Job = Callable[[], Awaitable[Any]]
 
 
 class Chores(NamedTuple):
@@ -74,53 +68,58 @@ class Caretaker:
         canary: Canary | None = None,
         samples: SqlSamples | None = None,
     ) -> None:
+        schedule = Schedule(clock)
+        agreement = Agreement(upkeep.reports, destinations, member.name)
+        introduce = partial(schedule.attempt, "say what destinations it has", agreement.introduce)
         self._upkeep = upkeep
         self.canary = canary
-        self._clock = clock
         self.tally = tally
-        self._agreement = Agreement(upkeep, destinations, member.name)
-        introduce = partial(self._try, "say what destinations it has", self._agreement.introduce)
+        self._schedule = schedule
+        self._agreement = agreement
         self.membership = Membership(
-            upkeep, member, clock, died=died, introduce=introduce, may_have=self._agreement.may_have
+            upkeep.members, member, clock, died=died, introduce=introduce, may_have=agreement.may_have
         )
-        self.leadership = Leadership(upkeep, member.name, clock)
-        self._prune = Prune(upkeep, self._agreement, clock, self._rest, inbox_window, idempotency_window)
-        self._sweep = Sweep(upkeep, self._agreement, clock, self._rest)
-        self._reroute = None if router is None else Reroute(upkeep, router, wake, clock, self._rest)
+        self.leadership = Leadership(upkeep.members, member.name, clock)
+        self._prune = Prune(upkeep.prune, agreement, clock, schedule.rest, inbox_window, idempotency_window)
+        self._sweep = Sweep(upkeep.sweep, agreement, clock, schedule.rest)
+        self._reroute = (
+            None if router is None else Reroute(upkeep.unrouted, router, wake, clock, schedule.rest)
+        )
         self._sampling = (
-            None if samples is None else Sampling(samples, destinations, tally.time, clock, self._rest)
+            None if samples is None else Sampling(samples, destinations, tally.time, clock, schedule.rest)
         )
-        self._stopping = asyncio.Event()
-        self._elected = asyncio.Event()
-        self._troubled: set[str] = set()
         self._meeting: asyncio.Task[bool] | None = None
 
     async def run(self) -> None:
         """Run every job on its schedule until stopped; then write the last counts, resign and leave."""
         self._agreement.runs = True
-        await self._try("beat", self._beat)
-        await self._try("lead", self._lead)
+        await self._schedule.attempt("beat", self._beat)
+        await self._schedule.attempt("lead", self.leadership.renew)
         async with asyncio.TaskGroup() as jobs:
             beat = partial(self._beat_and_meet, jobs)
-            jobs.create_task(self._every(self.membership.interval, "beat", beat, again=AGAIN))
-            jobs.create_task(self._every(RENEW, "lead", self._lead))
-            jobs.create_task(self._every(PRUNE, "prune", self._led(self._prune)))
+            jobs.create_task(self._schedule.every(self.membership.interval, "beat", beat, again=AGAIN))
+            jobs.create_task(self._schedule.every(RENEW, "lead", self.leadership.renew))
+            jobs.create_task(self._schedule.every(PRUNE, "prune", self._led(self._prune)))
             jobs.create_task(self._sweep_in_turn())
             if self._reroute:
-                jobs.create_task(self._every(ROUTE, "route", partial(self._route_in_turn, self._reroute)))
+                jobs.create_task(
+                    self._schedule.every(ROUTE, "route", partial(self._route_in_turn, self._reroute))
+                )
             if self._sampling:
-                jobs.create_task(self._every(SAMPLE, "sample", self._led(self._sampling)))
-            jobs.create_task(self._every(FLUSH, "write statistics", self.flush))
+                jobs.create_task(self._schedule.every(SAMPLE, "sample", self._led(self._sampling)))
+            jobs.create_task(self._schedule.every(FLUSH, "write statistics", self.flush))
             if self.canary:
-                jobs.create_task(self._every(LOOK, "send a test event", partial(self._prove, self.canary)))
-        await self._try("write statistics", self.flush)
-        await self._try("resign", self.leadership.resign)
-        await self._try("fall silent", self._agreement.leave)
-        await self._try("leave", self.membership.leave)
+                jobs.create_task(
+                    self._schedule.every(LOOK, "send a test event", partial(self._prove, self.canary))
+                )
+        await self._schedule.attempt("write statistics", self.flush)
+        await self._schedule.attempt("resign", self.leadership.resign)
+        await self._schedule.attempt("fall silent", self._agreement.leave)
+        await self._schedule.attempt("leave", self.membership.leave)
 
     def stop(self) -> None:
         """Let ``run`` end after the running jobs. Call it when the lanes have stopped."""
-        self._stopping.set()
+        self._schedule.stop()
 
     async def once(self, *, prune: bool = True, sweep: bool = True) -> Chores:
         """Sweep, write counts, and run one round of each of the leader's jobs unless another relay leads.
@@ -132,7 +131,7 @@ class Caretaker:
         term = await self.leadership.renew()
         if term is None:
             return Chores(swept=swept)
-        renewing = asyncio.create_task(self._every(RENEW, "lead", self.leadership.renew))
+        renewing = asyncio.create_task(self._schedule.every(RENEW, "lead", self.leadership.renew))
         try:
             return Chores(
                 pruned=await self._prune(term) if prune else None,
@@ -142,7 +141,7 @@ class Caretaker:
         finally:
             renewing.cancel()
             await asyncio.wait([renewing])
-            await self._try("resign", self.leadership.resign)
+            await self._schedule.attempt("resign", self.leadership.resign)
 
     def set_time(self, now: datetime) -> None:
         """Set the time that the database has just returned."""
@@ -161,7 +160,9 @@ class Caretaker:
         if self._agreement.strange(alive) and (self._meeting is None or self._meeting.done()):
             # Use another task, so that no heartbeat waits for another table.
             meet = partial(self._agreement.meet, alive)
-            self._meeting = jobs.create_task(self._try("learn what destinations others have", meet))
+            self._meeting = jobs.create_task(
+                self._schedule.attempt("learn what destinations others have", meet)
+            )
 
     async def _prove(self, canary: Canary) -> None:
         if self.leadership.term is None:
@@ -169,23 +170,18 @@ class Caretaker:
         else:
             await canary.look()
 
-    async def _lead(self) -> None:
-        before = self.leadership.term
-        if await self.leadership.renew() not in (None, before):
-            self._elected.set()
-
     async def _sweep_in_turn(self) -> None:
         """Sweep when the relay starts, and when it begins to lead.
 
         After that the leader sweeps regularly, and the others in turn: the leader may have an older version.
         """
         pause = 0.0
-        while await self._rest(pause, self._elected):
-            self._elected.clear()
-            began = self._clock.now()
-            swept = await self._try("sweep", self._sweep)
+        while await self._schedule.rest(pause, self.leadership.elected):
+            self.leadership.elected.clear()
+            began = self._schedule.clock.now()
+            swept = await self._schedule.attempt("sweep", self._sweep)
             # While a lock makes sweeps fail, at most half of the time goes into them.
-            pause = self._turns() * SWEEP if swept else max(AGAIN, self._clock.now() - began)
+            pause = self._turns() * SWEEP if swept else max(AGAIN, self._schedule.clock.now() - began)
 
     async def _route_in_turn(self, reroute: Reroute) -> None:
         """Route in turn with the other relays: the leader may not have the route."""
@@ -205,35 +201,3 @@ class Caretaker:
                 self.leadership.lost()
 
         return led
-
-    async def _every(self, seconds: float, doing: str, job: Job, *, again: float = math.inf) -> None:
-        """Run a job every ``seconds``; after a failure run it ``again`` seconds later, if that is sooner."""
-        pause = seconds
-        while await self._rest(pause):
-            pause = seconds if await self._try(doing, job) else min(seconds, again)
-
-    async def _try(self, doing: str, job: Job) -> bool:
-        """Run a job; return True if it succeeded. Log a failure only once until the job succeeds again."""
-        try:
-            await job()
-        except Exception as error:
-            if doing not in self._troubled:
-                self._troubled.add(doing)
-                known = isinstance(error, StoreError)
-                log.warning("upkeep cannot %s: %s; it is tried again", doing, error, exc_info=not known)
-            return False
-        if doing in self._troubled:
-            self._troubled.discard(doing)
-            log.info("upkeep can %s again", doing)
-        return True
-
-    async def _rest(self, seconds: float, *events: asyncio.Event) -> bool:
-        """Wait for the time, one of the events, or the stop; return True unless stopped."""
-        ends = [event.wait() for event in (self._stopping, *events)]
-        waits = [asyncio.ensure_future(wait) for wait in (self._clock.sleep(seconds), *ends)]
-        try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for wait in waits:
-                wait.cancel()
-        return not self._stopping.is_set()

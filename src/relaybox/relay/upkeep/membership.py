@@ -7,12 +7,13 @@ is known to have died, because it ran on this host, is removed at once.
 
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 
 from relaybox.core.clock import Clock
-from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.stores.sql.upkeep.membership import SqlMembers
 from relaybox.stores.upkeep import Beat, Member
 
 INTERVAL = 2.0
@@ -36,7 +37,7 @@ class Membership:
 
     def __init__(
         self,
-        upkeep: SqlUpkeep,
+        members: SqlMembers,
         member: Member,
         clock: Clock,
         *,
@@ -48,7 +49,7 @@ class Membership:
         self.alive: tuple[str, ...] = ()
         self.interval = interval
         self.live = LIVE * interval
-        self._upkeep = upkeep
+        self._members = members
         self._member = member
         self._clock = clock
         self._died = died
@@ -68,7 +69,7 @@ class Membership:
         if joins and self._introduce is not None:
             await self._introduce()
         began = self._clock.now()
-        beat = await self._bury(await self._upkeep.beat(self._member, self.live, joins=joins))
+        beat = await self._bury(await self._members.beat(self._member, self.live, joins=joins))
         ended = self._clock.now()
         late = ended - self._began >= self.live
         if late and not joins:
@@ -89,13 +90,13 @@ class Membership:
         """Remove members that are known to have died; they no longer use a share."""
         dead = [name for name in beat.alive if self._died(name)]
         for name in dead:
-            await self._upkeep.leave(name)
+            await self._members.leave(name)
         return replace(beat, alive=tuple(name for name in beat.alive if name not in dead))
 
     async def leave(self) -> None:
         """Leave. Call it when nothing is being sent any more."""
         self._began, self._starts = -math.inf, math.inf
-        await self._upkeep.leave(self._member.name)
+        await self._members.leave(self._member.name)
 
     def share(self, destination: str, total: int) -> int:
         """Return this relay's share of ``total``; 0 before it may start, or if its heartbeat is late."""
@@ -110,13 +111,15 @@ class Membership:
 class Leadership:
     """This relay's leadership: a lease from the database. Its term number fences the leader's work."""
 
-    def __init__(self, upkeep: SqlUpkeep, name: str, clock: Clock, *, lease: float = LEASE) -> None:
-        self._upkeep = upkeep
+    def __init__(self, members: SqlMembers, name: str, clock: Clock, *, lease: float = LEASE) -> None:
+        self._members = members
         self._name = name
         self._clock = clock
         self._lease = lease
         self._term: int | None = None
         self._until = -math.inf
+        self.elected = asyncio.Event()
+        """Set when a term begins."""
 
     @property
     def term(self) -> int | None:
@@ -125,9 +128,11 @@ class Leadership:
 
     async def renew(self) -> int | None:
         """Become or stay the leader if no other relay leads; return the term, or None."""
-        began = self._clock.now()
-        self._term = await self._upkeep.lead(self._name, self._lease)
+        began, before = self._clock.now(), self.term
+        self._term = await self._members.lead(self._name, self._lease)
         self._until = began + self._lease
+        if self.term not in (None, before):
+            self.elected.set()
         return self.term
 
     def lost(self) -> None:
@@ -137,4 +142,4 @@ class Leadership:
     async def resign(self) -> None:
         """End the term, so that another relay can lead at once."""
         self._term = None
-        await self._upkeep.resign(self._name)
+        await self._members.resign(self._name)

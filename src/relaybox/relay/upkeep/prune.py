@@ -11,11 +11,11 @@ from relaybox.core.clock import Clock
 from relaybox.database.statements.upkeep import PROMPT
 from relaybox.receive.mark import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
+from relaybox.stores.sql.upkeep.prune import SqlPrune
 from relaybox.stores.upkeep import History, Setting, Slice
 
-Place = TypeVar("Place")
+At = TypeVar("At")
 
 BATCH = 1000
 """Rows removed or checked in one transaction."""
@@ -36,30 +36,30 @@ class Prune:
 
     def __init__(
         self,
-        upkeep: SqlUpkeep,
+        rows: SqlPrune,
         agreement: Agreement,
         clock: Clock,
         rest: Rest,
         inbox_window: float = WINDOW,
         idempotency_window: float = IDEMPOTENCY_WINDOW,
     ) -> None:
-        self._upkeep = upkeep
+        self._rows = rows
         self._agreement = agreement
         self._history = HISTORY | {"inbox": inbox_window}
         self._key_age = idempotency_window + PROMPT
         self._known: Mapping[str, Setting] = {}
         self._clock = clock
         self._rest = rest
-        self._discarded = _Walk(partial(upkeep.prune_discarded, age=self._age, limit=BATCH))
-        self._orphans = _Walk(partial(upkeep.prune_orphans, limit=BATCH))
+        self._discarded = _Walk(partial(rows.discarded, age=self._age, limit=BATCH))
+        self._orphans = _Walk(partial(rows.orphans, limit=BATCH))
 
     async def __call__(self, term: int) -> Round:
         """Run one round under this term."""
         self._known = await self._agreement()
-        kept = [name for name in await self._upkeep.kept() if name in self._known]
-        delivered = partial(self._upkeep.prune_delivered, limit=BATCH)
+        kept = [name for name in await self._rows.kept() if name in self._known]
+        delivered = partial(self._rows.delivered, limit=BATCH)
         walks = [_Walk(partial(delivered, destination=name, age=self._age(name))) for name in kept]
-        walks.append(_Walk(partial(self._upkeep.prune_keys, age=self._key_age, limit=BATCH)))
+        walks.append(_Walk(partial(self._rows.keys, age=self._key_age, limit=BATCH)))
         works = [walk.begin(BATCHES) for walk in walks]
         works += [partial(self._prune_history, history, age) for history, age in self._history.items()]
         works += [self._discarded.begin(STEPS), self._orphans.begin(STEPS)]
@@ -72,17 +72,17 @@ class Prune:
         known = self._known.get(destination)
         return math.inf if known is None else known.retention
 
-    async def _prune_history(self, history: History, age: float, term: int) -> Batch | None:
-        changed = await self._upkeep.prune_history(term, history, age, BATCH)
-        return None if changed is None else Batch(changed, more=changed == BATCH)
+    async def _prune_history(self, history: History, age: float, term: int) -> Round | None:
+        changed = await self._rows.history(term, history, age, BATCH)
+        return None if changed is None else Round(changed, done=changed < BATCH)
 
 
-class _Walk(Generic[Place]):
+class _Walk(Generic[At]):
     """Goes through rows step by step, round after round; after the end it starts again."""
 
-    def __init__(self, step: Callable[..., Awaitable[Slice[Place] | None]]) -> None:
+    def __init__(self, step: Callable[..., Awaitable[Slice[At] | None]]) -> None:
         self._step = step
-        self._after: Place | None = None
+        self._after: At | None = None
         self._steps = 0
 
     def begin(self, steps: int) -> Work:
@@ -90,10 +90,10 @@ class _Walk(Generic[Place]):
         self._steps = steps
         return self._work
 
-    async def _work(self, term: int) -> Batch | None:
+    async def _work(self, term: int) -> Round | None:
         slice_ = await self._step(term, after=self._after)
         if slice_ is None:
             return None
         self._after = slice_.after
         self._steps -= 1
-        return Batch(slice_.changed, more=self._after is not None and self._steps > 0)
+        return Round(slice_.changed, done=self._after is None or self._steps <= 0)

@@ -12,22 +12,18 @@ REST = 0.05
 """Seconds to rest after a batch that found something; longer if the batch took longer."""
 
 
-class Batch(NamedTuple):
-    """The result of one batch: the rows it changed, and whether there may be ``more``."""
-
-    changed: int
-    more: bool
-
-
 class Round(NamedTuple):
-    """The result of a round. ``done``: nothing is left to do; ``led``: the term lasted until the end."""
+    """The result of a round, or of one batch of a work in it.
+
+    ``done``: nothing is left to do; ``led``: the term lasted until the end.
+    """
 
     changed: int = 0
     done: bool = True
     led: bool = True
 
 
-Work: TypeAlias = Callable[[int], Awaitable[Batch | None]]
+Work: TypeAlias = Callable[[int], Awaitable[Round | None]]
 """Does a batch under a term; returns None if the term is over."""
 Rest: TypeAlias = Callable[[float], Awaitable[bool]]
 """Waits so many seconds; returns True to go on."""
@@ -50,13 +46,13 @@ async def take_turns(term: int, works: Sequence[Work], clock: Clock, rest: Rest,
             batch = await work(term)
         except (Locked, RowRefused) as error:
             problem = problem or error
-            batch = Batch(0, more=False)
+            batch = Round()
         if batch is None:
             return Round(changed, done=False, led=False)
         changed += batch.changed
-        if batch.more:
+        if not batch.done:
             line.append(work)
-        idle = not (batch.changed or batch.more)
+        idle = batch.done and not batch.changed
         if not await rest(0.0 if idle else max(REST, clock.now() - began)):
             return Round(changed, done=False)
     if problem is not None:

@@ -20,9 +20,9 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Destination, Route, Settings
 from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.errors import RelayboxError
-from relaybox.relay.upkeep.round import Batch, Rest, Round, take_turns
-from relaybox.stores.sql.upkeep import SqlUpkeep
-from relaybox.stores.upkeep import Router, Target, Turn, Waiting
+from relaybox.relay.upkeep.round import Rest, Round, take_turns
+from relaybox.stores.sql.upkeep.route import SqlRoute
+from relaybox.stores.upkeep import Router, StoredEvent, Target, Turn
 from relaybox.wire.codec import decode
 
 BATCH = 1000
@@ -41,8 +41,8 @@ Wake = Callable[[Iterable[str]], None]
 class Reroute:
     """Routes round by round; a round continues where the last one stopped."""
 
-    def __init__(self, upkeep: SqlUpkeep, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
-        self._upkeep = upkeep
+    def __init__(self, rows: SqlRoute, router: Router, wake: Wake, clock: Clock, rest: Rest) -> None:
+        self._rows = rows
         self._asked = _Asked(router)
         self._wake = wake
         self._clock = clock
@@ -55,7 +55,7 @@ class Reroute:
         """Run a round if it is due or my term is new; without a term of my own, use the leader's."""
         if mine in (None, self._term) and self._clock.now() < self._due:
             return Round()
-        term = await self._upkeep.current_term() if mine is None else mine
+        term = await self._rows.current_term() if mine is None else mine
         if term is None:
             return Round()
         round_ = await self.round(term)
@@ -70,9 +70,9 @@ class Reroute:
         self._asked.report()
         return round_
 
-    async def _batch(self, term: int) -> Batch | None:
+    async def _batch(self, term: int) -> Round | None:
         try:
-            routed = await self._upkeep.route(term, self._asked, self._after, BATCH)
+            routed = await self._rows.route(term, self._asked, self._after, BATCH)
         finally:
             # After an error too: a part may have been committed.
             names, self._asked.named = self._asked.named, set()
@@ -81,7 +81,7 @@ class Reroute:
         if routed is None:
             return None
         self._after = routed.after
-        return Batch(routed.changed, more=routed.after is not None)
+        return Round(routed.changed, done=routed.after is None)
 
 
 class _Asked:
@@ -97,7 +97,7 @@ class _Asked:
     def takes(self, event_type: str) -> bool:
         return self._router.takes(event_type)
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         try:
             targets = self._router.targets(event)
         except Exception as error:
@@ -133,7 +133,7 @@ class StoredRouter:
         self._look()
         return bool(self._routes.destinations(event_type))
 
-    def targets(self, event: Waiting) -> Sequence[Target]:
+    def targets(self, event: StoredEvent) -> Sequence[Target]:
         """Return the event's destinations now; raise what its ordering function or ``emit`` would raise.
 
         If a rollout or shadow leaves no destination, return none, so that the event waits.
@@ -158,7 +158,7 @@ class StoredRouter:
         self._routes = Routes(route for route in latest if known >= set(route.to))
 
 
-def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target]:
+def _targets(event: StoredEvent, destinations: Sequence[Destination]) -> list[Target]:
     # Decode the payload only if an ordering function needs it: it may be unreadable.
     asked = any(
         callable(destination.ordering) and (destination.ordered or destination.handed_over)
@@ -180,7 +180,7 @@ def _targets(event: Waiting, destinations: Sequence[Destination]) -> list[Target
     ]
 
 
-def stored_call(event: Waiting, *, payload: bool = True) -> Call:
+def stored_call(event: StoredEvent, *, payload: bool = True) -> Call:
     """Return the call that emitted the event, as far as its row shows it: ids are text, without defaults."""
     headers: dict[str, Any] = msgspec.json.decode(event.headers)
     tenant = headers.get("tenant")

@@ -8,9 +8,9 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
 from relaybox.relay.upkeep.tally import DatabaseTime, minute_of
-from relaybox.stores.sql.samples import SqlSamples
+from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.upkeep import Sample, Sampled
 
 CAP = 100_000
@@ -73,9 +73,9 @@ class Sampling:
                 return None
         return taken
 
-    async def _prune(self, what: Sampled, age: float, term: int) -> Batch | None:
+    async def _prune(self, what: Sampled, age: float, term: int) -> Round | None:
         changed = await self._samples.prune(term, what, age, BATCH)
-        return None if changed is None else Batch(changed, more=changed == BATCH)
+        return None if changed is None else Round(changed, done=changed < BATCH)
 
 
 def _whole(every: Sequence[Sample], position: int | None) -> Sample:

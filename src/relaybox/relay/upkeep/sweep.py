@@ -12,8 +12,8 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Batch, Rest, Round, Work, take_turns
-from relaybox.stores.sql.upkeep import SqlUpkeep
+from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
+from relaybox.stores.sql.upkeep.sweep import SqlSweep
 from relaybox.stores.upkeep import Setting
 
 BATCH = 5000
@@ -27,8 +27,8 @@ BATCHES = 200
 class Sweep:
     """Sweeps round by round; a round continues where the last one stopped."""
 
-    def __init__(self, upkeep: SqlUpkeep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
-        self._upkeep = upkeep
+    def __init__(self, rows: SqlSweep, agreement: Agreement, clock: Clock, rest: Rest) -> None:
+        self._rows = rows
         self._agreement = agreement
         self._clock = clock
         self._rest = rest
@@ -42,11 +42,11 @@ class Sweep:
         ]
         return await take_turns(0, works, self._clock, self._rest, BATCHES)
 
-    async def _ordered(self, name: str, setting: Setting, _term: int) -> Batch:
-        swept = await self._upkeep.sweep(name, setting.on_failed == "block", self._after.get(name), BATCH)
+    async def _ordered(self, name: str, setting: Setting, _term: int) -> Round:
+        swept = await self._rows.make_due(name, setting.on_failed == "block", self._after.get(name), BATCH)
         self._after[name] = swept.after
-        return Batch(swept.changed, more=swept.after is not None)
+        return Round(swept.changed, done=swept.after is None)
 
-    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Batch:
-        changed = await self._upkeep.unpark(name, ROWS)
-        return Batch(changed, more=changed == ROWS)
+    async def _unordered(self, name: str, _setting: Setting, _term: int) -> Round:
+        changed = await self._rows.unpark(name, ROWS)
+        return Round(changed, done=changed < ROWS)

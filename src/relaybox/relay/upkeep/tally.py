@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from datetime import datetime, timedelta
 from uuid import UUID
 
@@ -46,22 +46,14 @@ class DatabaseTime:
         return self._said + timedelta(seconds=self._clock.now() - self._at)
 
 
-@dataclass(slots=True)
-class _Counts:
-    delivered: int = 0
-    retried: int = 0
-    failed: int = 0
-    lag: Counter[int] = field(default_factory=Counter)
-    unwritten: bool = True
-
-
 class Tally(Observer):
     """An observer that counts outcomes; ``flush`` writes the counts."""
 
     def __init__(self, relay: str, time: DatabaseTime) -> None:
         self._relay = relay
         self.time = time
-        self._counts: dict[tuple[datetime, str], _Counts] = {}
+        self._minutes: dict[tuple[datetime, str], Minute] = {}
+        self._unwritten: set[tuple[datetime, str]] = set()
 
     def claimed(self, destination: str, claim: Claim) -> None:
         """Count rows that failed in the claim."""
@@ -83,29 +75,26 @@ class Tally(Observer):
 
     async def flush(self, upkeep: SqlUpkeep) -> None:
         """Write unwritten counts; after a failure keep them for the next flush."""
-        unwritten = {key: counts for key, counts in self._counts.items() if counts.unwritten}
-        if unwritten:
-            minutes = [
-                Minute(*key, self._relay, counts.delivered, counts.retried, counts.failed, dict(counts.lag))
-                for key, counts in unwritten.items()
-            ]
-            for counts in unwritten.values():
-                counts.unwritten = False
-            try:
+        unwritten, self._unwritten = self._unwritten, set()
+        # Copies, because the next settles count on.
+        minutes = [replace(one, lag=one.lag.copy()) for key, one in self._minutes.items() if key in unwritten]
+        try:
+            if minutes:
                 await upkeep.record(minutes)
-            except BaseException:
-                for counts in unwritten.values():
-                    counts.unwritten = True
-                raise
+        except BaseException:
+            self._unwritten |= unwritten
+            raise
         horizon = self.time.now() - KEEP
-        self._counts = {
-            key: counts for key, counts in self._counts.items() if counts.unwritten or key[0] > horizon
+        self._minutes = {
+            key: one for key, one in self._minutes.items() if key in self._unwritten or key[0] > horizon
         }
 
-    def _now(self, destination: str) -> _Counts:
-        counts = self._counts.setdefault((minute_of(self.time.now()), destination), _Counts())
-        counts.unwritten = True
-        return counts
+    def _now(self, destination: str) -> Minute:
+        key = minute_of(self.time.now()), destination
+        self._unwritten.add(key)
+        if key not in self._minutes:
+            self._minutes[key] = Minute(*key, self._relay)
+        return self._minutes[key]
 
 
 def minute_of(moment: datetime) -> datetime:

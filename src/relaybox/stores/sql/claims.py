@@ -8,24 +8,21 @@ from operator import itemgetter
 from typing import Any, TypeAlias
 from uuid import uuid4
 
-import msgspec
-
 from relaybox.core import ordering
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import Candidate
+from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import Entry
-from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, without_unaddressable
-from relaybox.stores.store import Want
+from relaybox.stores.sql.rows import POSITION, Unread, candidates, nameable, to_json, without_unaddressable
+from relaybox.stores.store import Held, Want
 
 Claimed: TypeAlias = tuple[list[Row], int, list[Row]]
 """The rows of a claim, the number of parked rows, and the destination's row if nothing was leased."""
 
 UNION_LENGTH = 200
 """SELECTs per statement; SQLite allows at most 500."""
-# Every database parses a UUID from 32 digits; text columns store exactly these.
-_json = msgspec.json.Encoder(uuid_format="hex")
 _position = itemgetter(POSITION)
 
 
@@ -52,7 +49,7 @@ def lock_lines(sql: Statements, destinations: Collection[str]) -> list[Query]:
 def make_heads_due(sql: Statements, destination: str, keys: Collection[str], block: bool) -> Query:
     """Make the heads due; only find them where an UPDATE would wait for an uncommitted head."""
     name = "make_heads_due" if sql.dialect.returning else "parked_heads"
-    return sql(name, destination=destination, keys=_json.encode(list(keys)).decode(), block=block)
+    return sql(name, destination=destination, keys=to_json(list(keys)), block=block)
 
 
 def make_found_due(sql: Statements, results: Sequence[list[Row]]) -> Steps[None]:
@@ -187,7 +184,7 @@ class Stepwise:
         if not keys:
             return {}
         block = want.on_failed == "block"
-        params = {"destination": want.destination, "keys": _json.encode(keys).decode(), "block": block}
+        params = {"destination": want.destination, "keys": to_json(keys), "block": block}
         [rows] = yield [self._sql("heads", **params)]
         found = [row[0] for row in rows if row[0] is not None]
         locked = yield from self._lock(want, found, "lock_heads")
@@ -234,7 +231,7 @@ class Stepwise:
 
 def _line(want: Want) -> dict[str, Any]:
     line = {"destination": want.destination, "probe": want.probe, "suspects": want.suspects}
-    return line if want.only is None else {**line, "only": _json.encode(list(set(want.only))).decode()}
+    return line if want.only is None else {**line, "only": to_json(list(set(want.only)))}
 
 
 def _lease(want: Want) -> dict[str, Any]:
@@ -251,3 +248,20 @@ def _lease(want: Want) -> dict[str, Any]:
 def _leased(rows: Sequence[Row], lease: dict[str, Any]) -> list[Row]:
     same = (lease["destination"], lease["token"], lease["owner"])
     return [(*row, *same) for row in sorted(rows, key=_position)]
+
+
+def held_by(dialect: Dialect, want: Want, row: Row) -> Held | None:
+    """Return why a destination's row holds the claim, or None."""
+    paused_at, paused_until, pause_reason, circuit, circuit_until, circuit_reason, now = row
+    if paused_at is not None and (paused_until is None or paused_until > now):
+        return Held("paused", _seconds(dialect, now, paused_until), pause_reason)
+    if circuit != "closed" and not want.probe:
+        return Held(circuit, _seconds(dialect, now, circuit_until), circuit_reason)
+    return None
+
+
+def _seconds(dialect: Dialect, now: Any, until: Any) -> float | None:
+    if until is None:
+        return None
+    left = dialect.from_time(until) - dialect.from_time(now)
+    return max(0.0, left.total_seconds())

@@ -2,15 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import starmap
 from typing import Any, NamedTuple
+
+import msgspec
 
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import Candidate
 from relaybox.database.dialects import Dialect, Unreadable
 
 KEY, POSITION = map(Delivery.__struct_fields__.index, ("ordering_key", "position"))
+
+# Every database parses a UUID from 32 digits; text columns store exactly these.
+_json = msgspec.json.Encoder(uuid_format="hex")
+
+
+def to_json(value: Any) -> str:
+    """Return the value as the JSON of a parameter."""
+    return _json.encode(value).decode()
 
 
 class Unread(NamedTuple):
@@ -31,18 +41,15 @@ class Unread(NamedTuple):
         return None
 
 
-class Reading(NamedTuple):
-    """The rows of a claim; ``behind`` holds those that follow an unread row of their key."""
+def read(
+    dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool
+) -> tuple[tuple[Delivery, ...], Sequence[Delivery], Sequence[Unread]]:
+    """Convert claimed rows, sorted by position.
 
-    deliveries: tuple[Delivery, ...]
-    behind: Sequence[Delivery] = ()
-    unread: Sequence[Unread] = ()
-
-
-def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Reading:
-    """Convert claimed rows, sorted by position, to deliveries."""
+    Return the deliveries, those that follow an unread row of their key, and the unread rows.
+    """
     try:
-        return Reading(tuple(map(dialect.delivery, rows)))
+        return tuple(map(dialect.delivery, rows)), (), ()
     except Unreadable:
         pass
     deliveries: list[Delivery] = []
@@ -58,7 +65,7 @@ def read(dialect: Dialect, rows: Sequence[Sequence[Any]], ordered: bool) -> Read
                 blocked.add(row[KEY])
         else:
             (behind if delivery.ordering_key in blocked else deliveries).append(delivery)
-    return Reading(tuple(deliveries), behind, unread)
+    return tuple(deliveries), behind, unread
 
 
 def without_unaddressable(
@@ -87,6 +94,23 @@ def candidates(dialect: Dialect, rows: Sequence[Sequence[Any]]) -> list[Candidat
         Candidate(id_, key, number(position), free and nameable(id_), number(suspect), *size)
         for id_, key, position, free, suspect, *size in rows
     ]
+
+
+def listed(dialect: Dialect, ids: Iterable[Any]) -> Any:
+    """Return the ids as the parameter of a statement: PostgreSQL takes an array."""
+    return array(ids) if dialect.one_statement else list(ids)
+
+
+def array(ids: Iterable[Any]) -> str:
+    """Return the ids as an array of PostgreSQL."""
+    return f"{{{','.join(map(str, ids))}}}"
+
+
+def shown(value: Any) -> str | None:
+    """Return the value as ``str``, whatever the column holds."""
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
 def addressable(dialect: Dialect, id_: Any) -> bool:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from datetime import datetime, timedelta
-from functools import partial
-from typing import Any, Protocol, TypeVar
+from functools import partial, wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 from uuid import UUID
 
 from relaybox.core.event import Delivery
@@ -16,10 +16,13 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.destination import texts
 from relaybox.database.steps import Steps
 from relaybox.errors import Locked, RowsLocked
-from relaybox.stores.sql.steps import Settled, StoreSteps, storable
+from relaybox.stores.sql.outcomes import storable
+from relaybox.stores.sql.steps import Settled, StoreSteps
 from relaybox.stores.store import Claim, DeadLetter, OnFailed, Settlement, Want
 
 T = TypeVar("T")
+P = ParamSpec("P")
+Own = TypeVar("Own", bound="Topic")
 
 ROWS_PER_SETTLE = 1000
 """Even with the longest errors, a settle stays below MariaDB's 16 MiB per statement."""
@@ -40,6 +43,32 @@ class Driver(Protocol):
     async def close(self) -> None:
         """Close every connection."""
         ...
+
+
+class Topic:
+    """The statements of one topic, and the driver and ``lane`` that execute them."""
+
+    def __init__(self, driver: Driver, sql: Statements, lane: str = "") -> None:
+        self.sql = sql
+        self.dialect = sql.dialect
+        self._driver = driver
+        self._lane = lane
+
+    async def run(self, begin: Callable[[], Steps[T]], **options: Any) -> T:
+        """Drive the steps, with the options of ``Driver.run``."""
+        return await self._driver.run(begin, lane=self._lane, **options)
+
+
+def driven(
+    steps: Callable[Concatenate[Own, P], Steps[T]],
+) -> Callable[Concatenate[Own, P], Coroutine[Any, Any, T]]:
+    """Make a method that yields statements one that is awaited, and runs them on its topic's driver."""
+
+    @wraps(steps)
+    async def drive(self: Own, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self.run(lambda: steps(self, *args, **kwargs))
+
+    return drive
 
 
 def walk_names(sql: Statements, *names: str) -> Steps[list[Any]]:

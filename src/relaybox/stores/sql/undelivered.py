@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 from relaybox.database.statements.undelivered import texts
 from relaybox.database.steps import Row, ask
-from relaybox.stores.sql.search import shown
+from relaybox.stores.sql.rows import shown
 from relaybox.stores.sql.store import SqlStore
 
 
@@ -23,12 +23,8 @@ class OfDocument(NamedTuple):
     id: UUID
 
 
-class ForIndex(NamedTuple):
-    """A row for one index only."""
-
-    id: UUID
-    document: str
-    error: str | None
+ForIndex: TypeAlias = tuple[UUID, str, str | None]
+"""A row for one index only: its id, its document and its error."""
 
 
 class Undelivered:
@@ -74,7 +70,7 @@ class Undelivered:
 
     async def _rows(self, name: str, destination: str, index: str, limit: int) -> tuple[ForIndex, ...]:
         rows = await self._ask(name, destination=destination, index=index, limit=limit)
-        return tuple(ForIndex(UUID(shown(id_)), str(shown(own)), shown(error)) for id_, own, error in rows)
+        return tuple((UUID(shown(id_)), str(shown(own)), shown(error)) for id_, own, error in rows)
 
     async def _ask(self, name: str, **words: Any) -> list[Row]:
         [rows] = await self._driver.run(partial(ask, [self._statements(name, **words)]))

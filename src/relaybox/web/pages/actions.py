@@ -15,8 +15,8 @@ from relaybox.core.text import plural, shortened
 from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Admin, Done, Named
-from relaybox.operate.admin_actions import Action
 from relaybox.operate.bulk import TooManyOperations
+from relaybox.operate.configured import Action
 from relaybox.operate.documents import PAST
 from relaybox.stores.ledger import Filter
 from relaybox.web.pages.events import FIELDS, Wrong, chosen, filter_of
