@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import router, transaction
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("relaybox.django")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ModelClass = TypeVar("ModelClass", bound=type[Any])
 Key: TypeAlias = Callable[["Model"], str | None] | str | EllipsisType | None
 
@@ -61,23 +63,19 @@ def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
     return _emit(as_calls(calls), using, many=True)
 
 
-async def aemit_event(
-    aggregate_type: str,
-    aggregate_id: Any,
-    event_type: str,
-    payload: Any,
-    *,
-    using: str | None = None,
-    **options: Unpack[EmitOptions],
-) -> Emitted:
-    """Emit from asynchronous code, on the connection and in the transaction of its synchronous calls."""
-    call = sync_to_async(emit_event, thread_sensitive=True)
-    return await call(aggregate_type, aggregate_id, event_type, payload, using=using, **options)
+def _asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the function for asynchronous code, in the transaction of its synchronous calls."""
+
+    @functools.wraps(function)
+    async def called(*args: P.args, **options: P.kwargs) -> T:
+        return await sync_to_async(function, thread_sensitive=True)(*args, **options)
+
+    called.__name__ = called.__qualname__ = f"a{function.__name__}"
+    return called
 
 
-async def aemit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
-    """Emit several events from asynchronous code."""
-    return await sync_to_async(emit_events, thread_sensitive=True)(calls, using=using)
+aemit_event = _asynchronous(emit_event)
+aemit_events = _asynchronous(emit_events)
 
 
 def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[Emitted]:

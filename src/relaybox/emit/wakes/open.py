@@ -14,11 +14,8 @@ from relaybox.emit.wakes.wake import Caller, Wake
 
 def open_wake(settings: Settings) -> Wake:
     """Return the wake of a relay's lanes; on PostgreSQL other processes can wake them too."""
-    if (postgres := _postgres(settings)) is None:
-        return LocalWake()
-    channel = postgres.channel_name(settings.schema, settings.prefix)
-    wake: Wake = postgres.ListeningWake(settings.database, channel)
-    return wake
+    wake: Wake | None = _on_postgres("ListeningWake", settings)
+    return LocalWake() if wake is None else wake
 
 
 def open_bell(settings: Settings) -> Bell:
@@ -34,10 +31,7 @@ class _LateNotifier:
 
     @functools.cached_property
     def _notifier(self) -> Caller | None:
-        if (postgres := _postgres(self._settings)) is None:
-            return None
-        channel = postgres.channel_name(self._settings.schema, self._settings.prefix)
-        notifier: Caller = postgres.Notifier(self._settings.database, channel)
+        notifier: Caller | None = _on_postgres("Notifier", self._settings)
         return notifier
 
     def call(self, destinations: Iterable[str]) -> None:
@@ -53,11 +47,12 @@ def _wanted(settings: Settings) -> bool:
     return settings.notify and settings.database.startswith("postgresql:")
 
 
-def _postgres(settings: Settings) -> Any:
-    """Return the module, or None if it is not wanted or psycopg is not installed."""
+def _on_postgres(name: str, settings: Settings) -> Any:
+    """Return a new object of this class, or None if it is not wanted or psycopg is not installed."""
     if not _wanted(settings):
         return None
     try:
-        return importlib.import_module("relaybox.emit.wakes.postgres")
+        postgres = importlib.import_module("relaybox.emit.wakes.postgres")
     except ImportError:
         return None
+    return getattr(postgres, name)(settings.database, postgres.channel_name(settings.schema, settings.prefix))
