@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -79,7 +80,7 @@ class Emitter:
         self._family = sa.make_url(live.settings.database).get_backend_name()
         self._tables = tables
         self._insert = tables.event.insert()
-        self._statements: dict[Driver, Statements] = {}
+        self._statements = functools.cache(self._make_statements)
         self.after_commit = AfterCommit(caller)
 
     def transaction(self, connection: Any) -> Transaction:
@@ -116,7 +117,7 @@ class Emitter:
 
     def _check(self, way: Channel, autocommit: bool) -> tuple[Statements, bool]:
         """Return the statements for the connection, and True if what they write commits on its own."""
-        statements = self._statements.get(way.driver) or self._make_statements(way.driver)
+        statements = self._statements(way.driver)
         alone = way.check(autocommit)
         self._live.look()
         return statements, alone
@@ -127,5 +128,4 @@ class Emitter:
         if family != self._family:
             problem = f"this outbox is on {self._family}, the connection is {driver.name}"
             raise UnsupportedConnection(f"{problem}; pass a connection to the outbox's own database")
-        made = Statements(self._tables, driver.dialect, driver.style)
-        return self._statements.setdefault(driver, made)
+        return Statements(self._tables, driver.dialect, driver.style)

@@ -123,18 +123,18 @@ class Recorder:
 
     def before_flush(self, session: Session, context: Any, instances: Any) -> None:
         """Note that what is recorded during this flush needs no other one."""
-        if (events := _events(session)) is not None:
+        if (events := session.info.get(_EVENTS)) is not None:
             events.flushing = True
 
     def after_flush_postexec(self, session: Session, context: Any) -> None:
         """Write the waiting events, because new objects have their ids now."""
         self.write(session)
-        if (events := _events(session)) is not None:
+        if (events := session.info.get(_EVENTS)) is not None:
             events.flushing = False
 
     def before_commit(self, session: Session) -> None:
         """Write the events of objects that had no changes to flush."""
-        events = _events(session)
+        events = session.info.get(_EVENTS)
         if events is not None and events.waiting:
             session.flush()
             self.write(session)
@@ -145,7 +145,7 @@ class Recorder:
 
     def after_rollback(self, session: Session) -> None:
         """Forget what was recorded since the savepoint; write again what was recorded before it."""
-        events = _events(session)
+        events = session.info.get(_EVENTS)
         if events is None:
             return
         depth = depth_of(session.get_nested_transaction())
@@ -155,7 +155,7 @@ class Recorder:
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         """Move the events of a released savepoint outwards; forget all at the outermost end."""
-        events = _events(session)
+        events = session.info.get(_EVENTS)
         if events is None:
             return
         if transaction.parent is None:
@@ -170,7 +170,7 @@ class Recorder:
 
     def write(self, session: Session) -> None:
         """Write the waiting events of objects that have an id."""
-        events = _events(session)
+        events = session.info.get(_EVENTS)
         if events is None or not events.waiting:
             return
         depth = depth_of(session.get_nested_transaction())
@@ -184,11 +184,6 @@ class Recorder:
             events.waiting = ready + events.waiting
             raise
         events.written += ready
-
-
-def _events(session: Session) -> _Events | None:
-    events: _Events | None = session.info.get(_EVENTS)
-    return events
 
 
 # Listen to all sessions: one that was not attached has no Recorder. Register at import, because later other

@@ -11,13 +11,13 @@ from contextlib import (
     asynccontextmanager,
     contextmanager,
 )
-from functools import partial, wraps
+from functools import cache, partial, wraps
 from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
 from relaybox.core.values import Duration, duration_from, parse_name
-from relaybox.database.drivers.driver import Channel, Driver, Names
+from relaybox.database.drivers.driver import Driver, Names
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Statements
@@ -150,13 +150,14 @@ class Writer:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.insert = tables.inbox.insert()
-        self._statements: dict[Driver, Statements] = {}
+        self._statements = cache(self._make_statements)
 
     def write(self, connection: Any, work: Work[T]) -> T:
         """Write on a synchronous connection or session; raise ``EmitError`` if it cannot be used."""
         # Do not flush the session: the mark decides whether there is any work to do.
         way = channel(connection, self.insert, ONCE, flush=False)
-        return way.run(self._writing(way, work))
+        way.check(autocommit=False)
+        return way.run(work(self._statements(way.driver)))
 
     async def awrite(self, connection: Any, work: Work[T]) -> T:
         """Like ``write``, for asynchronous connections and sessions."""
@@ -164,7 +165,8 @@ class Writer:
             written: T = await asynchronous.run_sync(self.write, work)
             return written
         way = async_channel(connection, ONCE)
-        return await way.arun(self._writing(way, work))
+        way.check(autocommit=False)
+        return await way.arun(work(self._statements(way.driver)))
 
     @contextmanager
     def once(self, connection: Any, key: Key) -> Iterator[bool]:
@@ -226,14 +228,8 @@ class Writer:
         beneath = getattr(beneath, "sync_session", None) or getattr(beneath, "sync_connection", beneath)
         return None if beneath is None else beneath.get_transaction()
 
-    def _writing(self, way: Channel, work: Work[T]) -> Steps[T]:
-        way.check(autocommit=False)
-        driver = way.driver
-        statements = self._statements.get(driver)
-        if statements is None:
-            made = inbox_statements(self._tables, driver.dialect, driver.style)
-            statements = self._statements.setdefault(driver, made)
-        return work(statements)
+    def _make_statements(self, driver: Driver) -> Statements:
+        return inbox_statements(self._tables, driver.dialect, driver.style)
 
 
 def _note_left(error: BaseException, key: Key, failure: Exception) -> None:

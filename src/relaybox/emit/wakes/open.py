@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable
 from typing import Any
 
 from relaybox.core.settings import Settings
 from relaybox.emit.wakes.local import Bell, LocalWake
-from relaybox.emit.wakes.wake import Caller, Wake
+from relaybox.emit.wakes.wake import Wake
 
 
 def open_wake(settings: Settings) -> Wake:
@@ -20,36 +19,12 @@ def open_wake(settings: Settings) -> Wake:
 
 def open_bell(settings: Settings) -> Bell:
     """Return the bell of an outbox; on PostgreSQL it reaches the relays of all processes."""
-    return Bell(_LateNotifier(settings) if _wanted(settings) else None)
-
-
-class _LateNotifier:
-    """A ``Caller`` made on its first call: code that only reads an outbox needs no driver."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    @functools.cached_property
-    def _notifier(self) -> Caller | None:
-        notifier: Caller | None = _on_postgres("Notifier", self._settings)
-        return notifier
-
-    def call(self, destinations: Iterable[str]) -> None:
-        if self._notifier is not None:
-            self._notifier.call(destinations)
-
-    def close(self) -> None:
-        if self._notifier is not None:
-            self._notifier.close()
-
-
-def _wanted(settings: Settings) -> bool:
-    return settings.notify and settings.database.startswith("postgresql:")
+    return Bell(functools.partial(_on_postgres, "Notifier", settings))
 
 
 def _on_postgres(name: str, settings: Settings) -> Any:
     """Return a new object of this class, or None if it is not wanted or psycopg is not installed."""
-    if not _wanted(settings):
+    if not (settings.notify and settings.database.startswith("postgresql:")):
         return None
     try:
         postgres = importlib.import_module("relaybox.emit.wakes.postgres")
