@@ -203,14 +203,12 @@ def _headers(call: Call, limits: Limits) -> str:
 
 
 def _max_attempts(call: Call, destination: Destination | None) -> int:
-    if call.max_attempts is not None:
-        if isinstance(call.max_attempts, bool) or not isinstance(call.max_attempts, int):
-            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        attempts = int.__int__(call.max_attempts)
-        if not 1 <= attempts <= 2**31 - 1:
-            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        return attempts
-    return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
+    given = call.max_attempts
+    if given is None:
+        return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= int.__int__(given) <= 2**31 - 1:
+        raise InvalidField("max_attempts", given, "give a whole number, 1 or more")
+    return int.__int__(given)
 
 
 def own_key(call: Call, event_id: UUID) -> str | None:

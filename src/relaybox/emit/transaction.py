@@ -37,30 +37,28 @@ class Transaction:
         self._after_commit = after_commit
         self._commits = False
         self._emitting = connection
-        self._sync: AbstractContextManager[Any] | None = None
-        self._async: AbstractAsyncContextManager[Any] | None = None
+        self._block: Any = None
 
     def __enter__(self) -> Any:
-        self._sync, self._commits = _block(self._connection, self._insert)
-        self._sync.__enter__()
+        self._block, self._commits = _block(self._connection, self._insert)
+        self._block.__enter__()
         self._after_commit.enter(self._emitting)
         return self._connection
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._sync is not None
         kept = False
         try:
-            swallowed = self._sync.__exit__(kind, error, trace)
+            swallowed: bool | None = self._block.__exit__(kind, error, trace)
             kept = kind is None
         finally:
             self._after_commit.leave(self._emitting, kept=kept, committed=self._commits)
         return swallowed
 
     async def __aenter__(self) -> Any:
-        self._async, self._commits = await _async_block(self._connection, self._insert)
-        await self._async.__aenter__()
+        self._block, self._commits = await _async_block(self._connection, self._insert)
+        await self._block.__aenter__()
         # SQLAlchemy's asynchronous connection emits through the synchronous one inside it.
         self._emitting = getattr(self._connection, "sync_connection", None) or self._connection
         self._after_commit.enter(self._emitting)
@@ -69,10 +67,9 @@ class Transaction:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._async is not None
         kept = False
         try:
-            swallowed = await self._async.__aexit__(kind, error, trace)
+            swallowed: bool | None = await self._block.__aexit__(kind, error, trace)
             kept = kind is None
         finally:
             self._after_commit.leave(self._emitting, kept=kept, committed=self._commits)
