@@ -144,8 +144,8 @@ class QuerySetRows:
             execute(connection, text)
 
     def _emit(self, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
-        self._wait(PATIENT)
         if also is not None:
+            self._wait(PATIENT)
             connection = connection_of(self._using)
             items = run_ours(connection, also(get_statements(connection), items))
         self._write(calls(items))
