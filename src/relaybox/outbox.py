@@ -6,7 +6,6 @@ import asyncio
 import dataclasses
 import functools
 import os
-import threading
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -17,12 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, Unpack
 import sqlalchemy as sa
 
 from relaybox.core.event import Emitted
-from relaybox.core.rollout import RouteFile, changed, is_sent
+from relaybox.core.rollout import changed, is_sent
 from relaybox.core.settings import Destination, Route, Settings, find_file
 from relaybox.core.values import known_only, reveal_database
 from relaybox.database.schema import make_tables
-from relaybox.emit.emitter import Calls, Emitter
-from relaybox.emit.row import Call, EmitOptions
+from relaybox.emit.emitter import Emitter, LiveSettings
+from relaybox.emit.row import Call, Calls, EmitOptions, as_calls
 from relaybox.emit.transaction import Transaction
 from relaybox.emit.wakes.open import open_bell
 from relaybox.errors import ConfigError
@@ -57,19 +56,27 @@ class Outbox:
         handlers: Mapping[str, Callable[..., Any]] | None = None,
         **settings: Any,
     ) -> None:
-        self.settings, in_file = _settings(database, destinations, routes, settings)
-        self.tables = make_tables(sa.MetaData(), schema=self.settings.schema, prefix=self.settings.prefix)
-        self._emitter = Emitter(self.settings, self.tables)
+        first, in_file = _settings(database, destinations, routes, settings)
+        self._live = LiveSettings(first)
+        self.tables = make_tables(sa.MetaData(), schema=first.schema, prefix=first.prefix)
+        self._bell = open_bell(first)
+        self._emitter = Emitter(self._live, self.tables, self._bell)
         self._recorder: Recorder | None = None
         self._handlers = dict(handlers or {})
-        self._bell = open_bell(self.settings)
-        self._emitter.caller = self._bell
-        self._changing = threading.Lock()
         self.file: Path | None = None
         if database is None and (file := find_file(None, os.environ)) is not None:
-            self.follow(file, len(self.settings.routes) - in_file)
+            self.follow(file, len(first.routes) - in_file)
         # Tests set this, so that a relay does not send anything by accident.
         self._sink_of: OpenSink | None = None
+
+    @property
+    def settings(self) -> Settings:
+        """The settings, with the current rollout and shadow of each route."""
+        return self._live.settings
+
+    @settings.setter
+    def settings(self, settings: Settings) -> None:
+        self._live.settings = settings
 
     def emit(
         self,
@@ -135,11 +142,11 @@ class Outbox:
 
         Positions follow the given order. If one is refused, nothing is written.
         """
-        return self._emitter.emit_many(connection, calls, autocommit=autocommit)
+        return self._emitter.write(connection, as_calls(calls), autocommit, many=True)
 
     async def aemit_many(self, connection: Any, calls: Calls, *, autocommit: bool = False) -> list[Emitted]:
         """Write several events as ``emit_many`` does, on an asynchronous connection or session."""
-        return await self._emitter.aemit_many(connection, calls, autocommit=autocommit)
+        return await self._emitter.awrite(connection, as_calls(calls), autocommit, many=True)
 
     def transaction(self, connection: Any) -> Transaction:
         """Return a transaction on any connection or session that ``emit`` or ``aemit`` takes.
@@ -183,7 +190,7 @@ class Outbox:
             called = name or f"{function.__module__}.{function.__qualname__}"
             destination = Destination(called, "handler:", **options)
             route = Route(events, to=called)
-            self._change(
+            self._live.change(
                 lambda settings: dataclasses.replace(
                     settings,
                     destinations=(*settings.destinations, destination),
@@ -201,19 +208,19 @@ class Outbox:
         ``route`` is a ``Route``, a pattern, a destination's name or an event type. If it names several routes
         or destinations, all of them must send. Raise ``ConfigError`` if nothing matches.
         """
-        self._look()
-        return is_sent(self._emitter.routes, route, aggregate_id)
+        self._live.look()
+        return is_sent(self._live.builder.routes, route, aggregate_id)
 
     def rollout(self, route: Route | str, percent: float) -> None:
         """Set the percentage of aggregates that a route takes, in this process, from now on.
 
         ``route`` is a ``Route``, a pattern, or a destination's name, which means all routes to it.
         """
-        self._change(lambda settings: changed(settings, route, rollout=percent))
+        self._live.change(lambda settings: changed(settings, route, rollout=percent))
 
     def shadow(self, route: Route | str, on: bool) -> None:
         """Turn shadow mode on (store events, send nothing) or off, in this process, from now on."""
-        self._change(lambda settings: changed(settings, route, shadow=on))
+        self._live.change(lambda settings: changed(settings, route, shadow=on))
 
     def follow(self, file: Path, first: int = 0) -> None:
         """Apply later changes of ``rollout`` and ``shadow`` in this file to its routes, from ``first`` on.
@@ -221,25 +228,8 @@ class Outbox:
         The file is checked at most once a second, when an event is emitted or routed or ``enabled`` is
         called. Other changes in it take effect at the next start.
         """
-
-        def take(new: Mapping[int, Route]) -> None:
-            self._change(lambda settings: _with_routes(settings, first, new))
-
         self.file = file
-        self._emitter.look = RouteFile(file, self.settings.routes[first:], take).look
-
-    def _look(self) -> None:
-        if self._emitter.look is not None:
-            self._emitter.look()
-
-    def _latest_routes(self) -> Sequence[Route]:
-        self._look()
-        return self.settings.routes
-
-    def _change(self, change: Callable[[Settings], Settings]) -> None:
-        with self._changing:
-            self.settings = change(self.settings)
-            self._emitter.configure(self.settings)
+        self._live.follow(file, first)
 
     @functools.cached_property
     def inbox(self) -> Inbox:
@@ -272,7 +262,7 @@ class Outbox:
             patience=patience,
             observers=observers,
             sink_of=self._sink_of,
-            routes=self._latest_routes,
+            routes=self._live.routes,
         )
 
     def wake(self, *destinations: str) -> None:
@@ -342,12 +332,3 @@ def _settings(
     both = dataclasses.replace(loaded, destinations=tuple(merged.values()), **options)
     own = dataclasses.replace(both, routes=routes).routes
     return dataclasses.replace(both, routes=(*own, *loaded.routes)), len(loaded.routes)
-
-
-def _with_routes(settings: Settings, first: int, new: Mapping[int, Route]) -> Settings:
-    """Copy the rollout and shadow of ``new`` to the settings' routes, counted from ``first``."""
-    routes = list(settings.routes)
-    for number, route in new.items():
-        before = routes[first + number]
-        routes[first + number] = dataclasses.replace(before, rollout=route.rollout, shadow=route.shadow)
-    return dataclasses.replace(settings, routes=routes)

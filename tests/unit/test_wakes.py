@@ -139,7 +139,7 @@ class Calls:
 
 async def test_a_bell_wakes_the_relays_of_the_process_and_calls_the_others_for_the_rest() -> None:
     beyond = Calls()
-    bell = Bell(beyond)
+    bell = Bell(lambda: beyond)
     first, second = LocalWake(), LocalWake()
     bell.add(first, ["shop", "audit"])
     bell.add(second, ["shop"])
@@ -155,7 +155,7 @@ async def test_a_bell_wakes_the_relays_of_the_process_and_calls_the_others_for_t
 
 async def test_a_relay_that_stopped_or_was_dropped_does_not_keep_others_from_being_called() -> None:
     beyond = Calls()
-    bell = Bell(beyond)
+    bell = Bell(lambda: beyond)
     wake = LocalWake()
     bell.add(wake, ["shop"])
     bell.add(LocalWake(), ["shop"])
@@ -175,7 +175,7 @@ async def test_a_relay_that_stopped_or_was_dropped_does_not_keep_others_from_bei
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_in_a_forked_process_the_parents_relays_are_not_called() -> None:
     beyond = Calls()
-    bell = Bell(beyond)
+    bell = Bell(lambda: beyond)
     wake = LocalWake()
     bell.add(wake, ["shop"])
     pid = os.fork()

@@ -16,59 +16,48 @@ from sqlalchemy.orm import Session, SessionTransaction
 from relaybox.core.event import Emitted
 from relaybox.database.drivers.driver import Channel
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel
-from relaybox.database.steps import Steps
 from relaybox.emit.wakes.wake import Caller
 
 _WAITING = "relaybox.waiting"
 
 
-class Blocks:
-    """Open blocks and their destinations, by id of the connection: unique while its block holds it."""
+class AfterCommit:
+    """Calls ``caller`` with the destinations of committed events.
 
-    def __init__(self) -> None:
-        self._names: dict[int, list[set[str]]] = {}
+    It knows the open blocks by the id of their connection: unique while its block holds it.
+    """
+
+    def __init__(self, caller: Caller | None = None) -> None:
+        self.caller = caller
+        self._blocks: dict[int, list[set[str]]] = {}
+
+    def call(self, emitted: Iterable[Emitted], way: Channel, alone: bool, unserved: frozenset[str]) -> None:
+        """Call after the commit, or at once if ``alone``, but not for ``unserved``."""
+        if self.caller is None:
+            return
+        names = {name for one in emitted for name in one.destinations} - unserved
+        if alone:
+            self.caller.call(names)
+        elif (blocks := self._blocks.get(id(way.connection))) is not None:
+            blocks[-1].update(names)
+        elif isinstance(way, SqlalchemyChannel) and way.session:
+            _wait(way.session, way.connection, self.caller, names)
 
     def enter(self, connection: Any) -> None:
         """Open a block, perhaps inside another."""
-        self._names.setdefault(id(connection), []).append(set())
+        self._blocks.setdefault(id(connection), []).append(set())
 
-    def add(self, connection: Any, names: Iterable[str]) -> bool:
-        """Add the names to the connection's innermost block; return False if it is in none."""
-        blocks = self._names.get(id(connection))
-        if blocks is None:
-            return False
-        blocks[-1].update(names)
-        return True
-
-    def leave(self, connection: Any, *, kept: bool, committed: bool) -> set[str]:
-        """Close a block and return the names it committed; a kept savepoint passes its names outwards."""
-        blocks = self._names[id(connection)]
+    def leave(self, connection: Any, *, kept: bool, committed: bool) -> None:
+        """Close a block and call for what it committed; a kept savepoint passes its names outwards."""
+        blocks = self._blocks[id(connection)]
         names = blocks.pop()
         if not blocks:
-            del self._names[id(connection)]
+            del self._blocks[id(connection)]
         if kept and committed:
-            return names
-        if kept and blocks:
+            if names and self.caller is not None:
+                self.caller.call(names)
+        elif kept and blocks:
             blocks[-1] |= names
-        return set()
-
-
-def write_and_wake(
-    writing: Steps[list[Emitted]],
-    way: Channel,
-    alone: bool,
-    caller: Caller,
-    blocks: Blocks,
-    unserved: frozenset[str] = frozenset(),
-) -> Steps[list[Emitted]]:
-    """Write, and call ``caller`` after the commit, at once if ``alone``, but not for ``unserved``."""
-    emitted = yield from writing
-    names = {name for one in emitted for name in one.destinations} - unserved
-    if alone:
-        caller.call(names)
-    elif not blocks.add(way.connection, names) and isinstance(way, SqlalchemyChannel) and way.session:
-        _wait(way.session, way.connection, caller, names)
-    return emitted
 
 
 @dataclass(slots=True)

@@ -26,9 +26,8 @@ from relaybox.emit.emitter import Emitter
 from relaybox.emit.row import Call, EmitOptions
 from relaybox.errors import NotInTransaction, UnsupportedConnection
 
-_QUEUE = "relaybox"
+_EVENTS = "relaybox"
 _KEPT = "_relaybox_events"
-_COMMIT = "relaybox_commit"
 _ASYNCIO = "sqlalchemy.ext.asyncio"
 
 
@@ -47,15 +46,15 @@ class _Recorded:
 
 
 @dataclass(slots=True)
-class _Queue:
+class _Events:
+    """The events recorded in a session's transaction.
+
+    ``ending`` holds the transaction and its savepoints whose ``before_commit`` we have seen and whose end we
+    have not.
+    """
+
     waiting: list[_Recorded] = field(default_factory=list)
     written: list[_Recorded] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Commit:
-    """The transaction and its savepoints whose ``before_commit`` we have seen and whose end we have not."""
-
     ending: list[SessionTransaction] = field(default_factory=list)
     flushing: bool = False
 
@@ -124,71 +123,67 @@ class Recorder:
 
     def before_flush(self, session: Session, context: Any, instances: Any) -> None:
         """Note that what is recorded during this flush needs no other one."""
-        if (commit := session.info.get(_COMMIT)) is not None:
-            commit.flushing = True
+        if (events := session.info.get(_EVENTS)) is not None:
+            events.flushing = True
 
     def after_flush_postexec(self, session: Session, context: Any) -> None:
         """Write the waiting events, because new objects have their ids now."""
         self.write(session)
-        if (commit := session.info.get(_COMMIT)) is not None:
-            commit.flushing = False
+        if (events := session.info.get(_EVENTS)) is not None:
+            events.flushing = False
 
     def before_commit(self, session: Session) -> None:
         """Write the events of objects that had no changes to flush."""
-        queue = session.info.get(_QUEUE)
-        if queue and queue.waiting:
+        events = session.info.get(_EVENTS)
+        if events is not None and events.waiting:
             session.flush()
             self.write(session)
-        commit = session.info.setdefault(_COMMIT, _Commit())
+        events = session.info.setdefault(_EVENTS, _Events())
         # A flush that another listener refused did not end.
-        commit.flushing = False
-        commit.ending.append(session.get_nested_transaction() or session.get_transaction())
+        events.flushing = False
+        events.ending.append(session.get_nested_transaction() or session.get_transaction())
 
     def after_rollback(self, session: Session) -> None:
         """Forget what was recorded since the savepoint; write again what was recorded before it."""
-        queue = session.info.get(_QUEUE)
-        if queue is None:
+        events = session.info.get(_EVENTS)
+        if events is None:
             return
         depth = depth_of(session.get_nested_transaction())
-        again = [event for event in queue.written if event.depth < depth <= event.written]
-        queue.waiting = again + [event for event in queue.waiting if event.depth < depth]
-        queue.written = [event for event in queue.written if event.written < depth]
+        again = [event for event in events.written if event.depth < depth <= event.written]
+        events.waiting = again + [event for event in events.waiting if event.depth < depth]
+        events.written = [event for event in events.written if event.written < depth]
 
     def after_transaction_end(self, session: Session, transaction: SessionTransaction) -> None:
         """Move the events of a released savepoint outwards; forget all at the outermost end."""
-        commit = session.info.get(_COMMIT)
-        if commit is not None and (transaction.parent is None or transaction.nested):
-            commit.flushing = False
-            commit.ending = [one for one in commit.ending if one is not transaction]
-            if not commit.ending:
-                del session.info[_COMMIT]
-        queue = session.info.get(_QUEUE)
-        if queue is None:
+        events = session.info.get(_EVENTS)
+        if events is None:
             return
         if transaction.parent is None:
-            del session.info[_QUEUE]
+            del session.info[_EVENTS]
         elif transaction.nested:
+            events.flushing = False
+            events.ending = [one for one in events.ending if one is not transaction]
             outer = depth_of(transaction.parent)
-            for event in (*queue.waiting, *queue.written):
+            for event in (*events.waiting, *events.written):
                 event.depth = min(event.depth, outer)
                 event.written = min(event.written, outer)
 
     def write(self, session: Session) -> None:
         """Write the waiting events of objects that have an id."""
-        queue = session.info.get(_QUEUE)
-        if queue is None or not queue.waiting:
+        events = session.info.get(_EVENTS)
+        if events is None or not events.waiting:
             return
         depth = depth_of(session.get_nested_transaction())
-        ready = [event for event in queue.waiting if sa.inspect(event.instance).has_identity]
-        queue.waiting = [event for event in queue.waiting if not sa.inspect(event.instance).has_identity]
+        ready = [event for event in events.waiting if sa.inspect(event.instance).has_identity]
+        events.waiting = [event for event in events.waiting if not sa.inspect(event.instance).has_identity]
         for event in ready:
             event.written = depth
         try:
             self._emitter.write(session, [event.call() for event in ready], autocommit=False)
         except BaseException:
-            queue.waiting = ready + queue.waiting
+            events.waiting = ready + events.waiting
             raise
-        queue.written += ready
+        events.written += ready
 
 
 # Listen to all sessions: one that was not attached has no Recorder. Register at import, because later other
@@ -208,7 +203,7 @@ def _recorder_of(session: Session) -> Recorder:
     )
 
 
-def _enqueue(session: Session, events: list[_Recorded]) -> None:
+def _enqueue(session: Session, recorded: list[_Recorded]) -> None:
     if not session.is_active:
         raise failed("SQLAlchemy session's")
     recorder = _recorder_of(session)
@@ -220,16 +215,16 @@ def _enqueue(session: Session, events: list[_Recorded]) -> None:
             )
         session.begin()
     depth = depth_of(session.get_nested_transaction())
-    for event in events:
+    for event in recorded:
         event.depth = depth
-    session.info.setdefault(_QUEUE, _Queue()).waiting.extend(events)
-    commit = session.info.get(_COMMIT)
-    if commit is not None and not commit.flushing:
+    events = session.info.setdefault(_EVENTS, _Events())
+    events.waiting.extend(recorded)
+    if events.ending and not events.flushing:
         # A listener that runs after ours records. The commit flushes until nothing has changed.
-        for event in events:
+        for event in recorded:
             if sa.inspect(event.instance).persistent:
                 flag_dirty(event.instance)
-        if any(sa.inspect(event.instance).deleted for event in events):
+        if any(sa.inspect(event.instance).deleted for event in recorded):
             recorder.write(session)
 
 

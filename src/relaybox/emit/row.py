@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import EllipsisType
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, TypeAlias, TypedDict
 from uuid import UUID
 
 import msgspec
@@ -20,7 +20,7 @@ from relaybox.core.settings import Destination, Settings, needs_postgresql
 from relaybox.core.shadow import mark
 from relaybox.core.text import id_field, text_field
 from relaybox.database.dialects import Dialect
-from relaybox.errors import InvalidField, PayloadError
+from relaybox.errors import EmitError, InvalidField, PayloadError, did_you_mean
 from relaybox.wire.codec import Limits, encode_headers, encode_payload
 from relaybox.wire.tracing import current
 
@@ -41,6 +41,30 @@ class Call(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     deliver_at: datetime | None = None
     destinations: Sequence[str] | None = None
+
+
+Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
+
+
+def as_calls(calls: Calls) -> list[Call]:
+    """Return each as a ``Call``; raise ``InvalidField``."""
+    if isinstance(calls, Call | Mapping | str | bytes) or not isinstance(calls, Iterable):
+        raise InvalidField("calls", calls, "give a list of Call objects")
+    return [call if isinstance(call, Call) else _as_call(number, call) for number, call in enumerate(calls)]
+
+
+def _as_call(number: int, call: Any) -> Call:
+    place = f"calls[{number}]"
+    if not isinstance(call, Mapping):
+        raise InvalidField(place, call, "give Call objects, or mappings of emit's arguments")
+    for name in call:
+        if name not in Call.__struct_fields__:
+            problem = f"emit has no argument {name!r}"
+            raise InvalidField(place, call, problem + did_you_mean(str(name), Call.__struct_fields__))
+    try:
+        return Call(**call)
+    except TypeError as error:
+        raise InvalidField(place, call, str(error)) from None
 
 
 class EmitOptions(TypedDict, total=False):
@@ -75,6 +99,18 @@ class RowBuilder:
         self._destinations = {destination.name: destination for destination in settings.destinations}
         self.handed_over = frozenset(name for name, one in self._destinations.items() if one.handed_over)
         self._limits: dict[str, Limits] = {}
+
+    def build_all(self, calls: Sequence[Call], dialect: Dialect, many: bool) -> list[Emission]:
+        """Return the rows of each call; with ``many``, an error names its call."""
+        emissions = []
+        for number, call in enumerate(calls):
+            try:
+                emissions.append(self.build(call, dialect))
+            except EmitError as error:
+                if many:
+                    error.args = (f"calls[{number}]: {error}",)
+                raise
+        return emissions
 
     def build(self, call: Call, dialect: Dialect) -> Emission:
         """Return the rows of one event; raise a typed error if something cannot be stored."""
@@ -167,14 +203,12 @@ def _headers(call: Call, limits: Limits) -> str:
 
 
 def _max_attempts(call: Call, destination: Destination | None) -> int:
-    if call.max_attempts is not None:
-        if isinstance(call.max_attempts, bool) or not isinstance(call.max_attempts, int):
-            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        attempts = int.__int__(call.max_attempts)
-        if not 1 <= attempts <= 2**31 - 1:
-            raise InvalidField("max_attempts", call.max_attempts, "give a whole number, 1 or more")
-        return attempts
-    return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
+    given = call.max_attempts
+    if given is None:
+        return DEFAULT_MAX_ATTEMPTS if destination is None else destination.max_attempts
+    if isinstance(given, bool) or not isinstance(given, int) or not 1 <= int.__int__(given) <= 2**31 - 1:
+        raise InvalidField("max_attempts", given, "give a whole number, 1 or more")
+    return int.__int__(given)
 
 
 def own_key(call: Call, event_id: UUID) -> str | None:

@@ -20,8 +20,7 @@ from relaybox.database.drivers.driver import Driver, check_usable
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find, name_of
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel, may_autocommit
 from relaybox.database.transactions import TRANSACTION, Block, savepoint
-from relaybox.emit.committed import Blocks
-from relaybox.emit.wakes.wake import Caller
+from relaybox.emit.committed import AfterCommit
 from relaybox.errors import UnsupportedConnection
 
 
@@ -29,61 +28,52 @@ class Transaction:
     """A block that commits at its end, and rolls back if it raises; ``with`` or ``async with``.
 
     The block gets the connection. In an open transaction it is a savepoint, and the code that began the
-    transaction must commit it. After its own commit it calls ``caller`` with the destinations emitted to.
+    transaction must commit it. ``after_commit`` learns when the block begins and ends.
     """
 
-    def __init__(self, connection: Any, insert: sa.Insert, blocks: Blocks, caller: Caller | None) -> None:
+    def __init__(self, connection: Any, insert: sa.Insert, after_commit: AfterCommit) -> None:
         self._connection = connection
         self._insert = insert
-        self._blocks = blocks
-        self._caller = caller
+        self._after_commit = after_commit
         self._commits = False
         self._emitting = connection
-        self._sync: AbstractContextManager[Any] | None = None
-        self._async: AbstractAsyncContextManager[Any] | None = None
+        self._block: Any = None
 
     def __enter__(self) -> Any:
-        self._sync, self._commits = _block(self._connection, self._insert)
-        self._sync.__enter__()
-        self._blocks.enter(self._emitting)
+        self._block, self._commits = _block(self._connection, self._insert)
+        self._block.__enter__()
+        self._after_commit.enter(self._emitting)
         return self._connection
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._sync is not None
         kept = False
         try:
-            swallowed = self._sync.__exit__(kind, error, trace)
+            swallowed: bool | None = self._block.__exit__(kind, error, trace)
             kept = kind is None
         finally:
-            self._leave(kept)
+            self._after_commit.leave(self._emitting, kept=kept, committed=self._commits)
         return swallowed
 
     async def __aenter__(self) -> Any:
-        self._async, self._commits = await _async_block(self._connection, self._insert)
-        await self._async.__aenter__()
+        self._block, self._commits = await _async_block(self._connection, self._insert)
+        await self._block.__aenter__()
         # SQLAlchemy's asynchronous connection emits through the synchronous one inside it.
         self._emitting = getattr(self._connection, "sync_connection", None) or self._connection
-        self._blocks.enter(self._emitting)
+        self._after_commit.enter(self._emitting)
         return self._connection
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool | None:
-        assert self._async is not None
         kept = False
         try:
-            swallowed = await self._async.__aexit__(kind, error, trace)
+            swallowed: bool | None = await self._block.__aexit__(kind, error, trace)
             kept = kind is None
         finally:
-            self._leave(kept)
+            self._after_commit.leave(self._emitting, kept=kept, committed=self._commits)
         return swallowed
-
-    def _leave(self, kept: bool) -> None:
-        names = self._blocks.leave(self._emitting, kept=kept, committed=self._commits)
-        if names and self._caller is not None:
-            self._caller.call(names)
 
 
 def _block(connection: Any, insert: sa.Insert) -> tuple[AbstractContextManager[Any], bool]:

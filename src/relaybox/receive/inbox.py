@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, AbstractContextManager
-from functools import partial, wraps
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
+from functools import cache, partial, wraps
 from typing import Any, TypeAlias, TypeVar
 
 import sqlalchemy as sa
 
 from relaybox.core.values import Duration, duration_from, parse_name
-from relaybox.database.drivers.driver import Channel, Driver, Names
+from relaybox.database.drivers.driver import Driver, Names
 from relaybox.database.drivers.find import async_channel, async_sqlalchemy, channel, find
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
-from relaybox.emit.committed import Blocks
+from relaybox.emit.committed import AfterCommit
 from relaybox.emit.transaction import Transaction
 from relaybox.errors import EmitError, NotInTransaction
 from relaybox.receive.mark import BATCH, WINDOW, Key, forget, inbox_statements, key_of, mark, note_left, prune
@@ -71,13 +75,13 @@ class Inbox:
         Raises an ``EmitError`` before anything reaches the database, and ``SchemaError`` if the tables are
         missing. Other database errors are not wrapped.
         """
-        return Once(self._writer, connection, key_of(consumer or self.consumer, message_id))
+        return self._writer.once(connection, key_of(consumer or self.consumer, message_id))
 
     def aonce(
         self, connection: Any, message_id: Any, *, consumer: str | None = None
     ) -> AbstractAsyncContextManager[bool]:
         """Like ``once``, on what ``Outbox.aemit`` takes: ``async with inbox.aonce(…) as first:``."""
-        return AsyncOnce(self._writer, connection, key_of(consumer or self.consumer, message_id))
+        return self._writer.aonce(connection, key_of(consumer or self.consumer, message_id))
 
     def only_once(
         self, *, consumer: str | None = None, id_of: Callable[[Any], Any] | None = None
@@ -137,7 +141,7 @@ class Inbox:
 
     def transaction(self, connection: Any) -> Transaction:
         """Return a block that is a transaction, or a savepoint in an open one."""
-        return Transaction(connection, self._writer.insert, Blocks(), None)
+        return Transaction(connection, self._writer.insert, AfterCommit())
 
 
 class Writer:
@@ -146,13 +150,14 @@ class Writer:
     def __init__(self, tables: Tables) -> None:
         self._tables = tables
         self.insert = tables.inbox.insert()
-        self._statements: dict[Driver, Statements] = {}
+        self._statements = cache(self._make_statements)
 
     def write(self, connection: Any, work: Work[T]) -> T:
         """Write on a synchronous connection or session; raise ``EmitError`` if it cannot be used."""
         # Do not flush the session: the mark decides whether there is any work to do.
         way = channel(connection, self.insert, ONCE, flush=False)
-        return way.run(self._writing(way, work))
+        way.check(autocommit=False)
+        return way.run(work(self._statements(way.driver)))
 
     async def awrite(self, connection: Any, work: Work[T]) -> T:
         """Like ``write``, for asynchronous connections and sessions."""
@@ -160,9 +165,61 @@ class Writer:
             written: T = await asynchronous.run_sync(self.write, work)
             return written
         way = async_channel(connection, ONCE)
-        return await way.arun(self._writing(way, work))
+        way.check(autocommit=False)
+        return await way.arun(work(self._statements(way.driver)))
 
-    def open_on(self, connection: Any) -> object | None:
+    @contextmanager
+    def once(self, connection: Any, key: Key) -> Iterator[bool]:
+        """Mark, and remove the mark if the block raises, for callers that then commit.
+
+        A savepoint would also cost where nothing raises.
+        """
+        first = self.write(connection, partial(mark, key=key))
+        began = self._open_on(connection) if first else None
+        try:
+            yield first
+        except BaseException as error:
+            if first and self._is_open(connection, began, key, error):
+                try:
+                    self.write(connection, partial(forget, key=key))
+                except Exception as failure:
+                    _note_left(error, key, failure)
+            raise
+        if first:
+            self._is_open(connection, began, key)
+
+    @asynccontextmanager
+    async def aonce(self, connection: Any, key: Key) -> AsyncIterator[bool]:
+        """Like ``once``, for asynchronous connections and sessions."""
+        first = await self.awrite(connection, partial(mark, key=key))
+        began = self._open_on(connection) if first else None
+        try:
+            yield first
+        except BaseException as error:
+            if first and self._is_open(connection, began, key, error):
+                try:
+                    # Also after a cancellation: a time limit inside the transaction may catch it.
+                    async with asyncio.timeout(PATIENCE):
+                        await self.awrite(connection, partial(forget, key=key))
+                except Exception as failure:
+                    _note_left(error, key, failure)
+            raise
+        if first:
+            self._is_open(connection, began, key)
+
+    def _is_open(
+        self, connection: Any, began: object | None, key: Key, error: BaseException | None = None
+    ) -> bool:
+        """True if the transaction in which the block began is open; raise, or add a note to ``error``."""
+        if self._open_on(connection) is began:
+            return True
+        problem = f"inbox: {key.consumer!r}, {key.message_id!r}: {ENDED}"
+        if error is None:
+            raise NotInTransaction(problem)
+        error.add_note(problem)
+        return False
+
+    def _open_on(self, connection: Any) -> object | None:
         """Return what identifies the open transaction, or None; for a raw connection it is its driver."""
         kind, driver = find(connection, ONCE)
         if driver is not None:
@@ -171,85 +228,11 @@ class Writer:
         beneath = getattr(beneath, "sync_session", None) or getattr(beneath, "sync_connection", beneath)
         return None if beneath is None else beneath.get_transaction()
 
-    def _writing(self, way: Channel, work: Work[T]) -> Steps[T]:
-        way.check(autocommit=False)
-        driver = way.driver
-        statements = self._statements.get(driver)
-        if statements is None:
-            made = inbox_statements(self._tables, driver.dialect, driver.style)
-            statements = self._statements.setdefault(driver, made)
-        return work(statements)
+    def _make_statements(self, driver: Driver) -> Statements:
+        return inbox_statements(self._tables, driver.dialect, driver.style)
 
 
-class _Block:
-    __slots__ = ("_connection", "_first", "_key", "_transaction", "_writer")
-
-    def __init__(self, writer: Writer, connection: Any, key: Key) -> None:
-        self._writer = writer
-        self._connection = connection
-        self._key = key
-        self._first = False
-        self._transaction: object | None = None
-
-    def _not_forgotten(self, error: BaseException, failure: Exception) -> None:
-        # After an EmitError the transaction is over, or can only be rolled back.
-        if not isinstance(failure, EmitError):
-            note_left(error, self._key, failure)
-
-    def _began(self, first: bool) -> bool:
-        self._first = first
-        if first:
-            self._transaction = self._writer.open_on(self._connection)
-        return first
-
-    def _is_over(self, error: BaseException | None) -> bool:
-        """True if there is nothing to do; raise if the block did not end in the transaction it began in."""
-        if not self._first:
-            return True
-        if self._writer.open_on(self._connection) is not self._transaction:
-            problem = f"inbox: {self._key.consumer!r}, {self._key.message_id!r}: {ENDED}"
-            if error is None:
-                raise NotInTransaction(problem)
-            error.add_note(problem)
-            return True
-        return error is None
-
-
-class Once(_Block):
-    """Removes its mark if the block raises, for callers that then commit; a savepoint would always cost."""
-
-    __slots__ = ()
-
-    def __enter__(self) -> bool:
-        return self._began(self._writer.write(self._connection, partial(mark, key=self._key)))
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_over(error) or error is None:
-            return
-        try:
-            self._writer.write(self._connection, partial(forget, key=self._key))
-        except Exception as failure:
-            self._not_forgotten(error, failure)
-
-
-class AsyncOnce(_Block):
-    """Like ``Once``, on an asynchronous connection or session."""
-
-    __slots__ = ()
-
-    async def __aenter__(self) -> bool:
-        return self._began(await self._writer.awrite(self._connection, partial(mark, key=self._key)))
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._is_over(error) or error is None:
-            return
-        try:
-            # Also after a cancellation: a time limit inside the transaction may catch it.
-            async with asyncio.timeout(PATIENCE):
-                await self._writer.awrite(self._connection, partial(forget, key=self._key))
-        except Exception as failure:
-            self._not_forgotten(error, failure)
+def _note_left(error: BaseException, key: Key, failure: Exception) -> None:
+    # After an EmitError the transaction is over, or can only be rolled back.
+    if not isinstance(failure, EmitError):
+        note_left(error, key, failure)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeAlias, Unpack
@@ -54,19 +54,21 @@ class OutboxProbe:
     """An outbox during one test. All but functions and ``real`` destinations (None: all) are captured."""
 
     def __init__(
-        self, outbox: Outbox, real: Collection[str] | None = (), *, reader: Reader | None = None
+        self,
+        outbox: Outbox,
+        real: Collection[str] | None = (),
+        *,
+        reader: Reader | None = None,
+        settings: Callable[[], Settings] | None = None,
     ) -> None:
         self._outbox = outbox
-        self._real = real
-        self._stages: dict[str, Stage] = {}
+        self._stages = Stages(settings or (lambda: outbox.settings), real)
         self._reader = reader or Reader(outbox)
-        for name in real or ():
-            self._stage(name)
 
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make every relay of the outbox send as this test says, while the block runs."""
-        before, self._outbox._sink_of = self._outbox._sink_of, self._sink_of
+        before, self._outbox._sink_of = self._outbox._sink_of, self._stages.open_sink
         try:
             yield
         finally:
@@ -86,7 +88,8 @@ class OutboxProbe:
         and is flushed; without one, only committed events are seen. See ``Wanted`` for the rest.
         """
         __tracebackhide__ = True
-        return self._found(self._expect(event_type, wanted), self._reader.read(session), count, session)
+        expected, events = self._expect(event_type, wanted), self._reader.read(session)
+        return _found(expected, events, count, self._hints(events, session))
 
     async def aassert_emitted(
         self,
@@ -98,8 +101,8 @@ class OutboxProbe:
     ) -> list[EmittedEvent]:
         """Do what ``assert_emitted`` does, through an asynchronous ``session``."""
         __tracebackhide__ = True
-        expected = self._expect(event_type, wanted)
-        return self._found(expected, await self._reader.aread(session), count, session)
+        expected, events = self._expect(event_type, wanted), await self._reader.aread(session)
+        return _found(expected, events, count, self._hints(events, session))
 
     def refute_emitted(self, event_type: str = "*", *, session: Any = None, **wanted: Unpack[Wanted]) -> None:
         """Fail if an event of this test matches; without arguments, if there is any."""
@@ -144,18 +147,18 @@ class OutboxProbe:
         """
         if times < 1:
             raise ConfigError(f"fail_next: times={times}: give 1 or more")
-        self._stage(destination).failures.extend([failure(trouble)] * times)
+        self._stages.named(destination).failures.extend([failure(trouble)] * times)
 
     def capture(self, destination: str) -> MemorySink:
         """Keep deliveries to a destination in memory from now on, even if it is a function."""
-        stage = self._stage(destination)
+        stage = self._stages.named(destination)
         if stage.captured is None:
             stage.captured = MemorySink()
         return stage.captured
 
     def sent(self, destination: str) -> list[Event]:
         """Return the events delivered to a destination in this test, with any sink."""
-        return list(self._stage(destination).sent)
+        return list(self._stages.named(destination).sent)
 
     def clear(self) -> None:
         """Delete every committed row of this outbox's tables, including circuits and pauses."""
@@ -167,39 +170,11 @@ class OutboxProbe:
         """Run ``clear`` without blocking the event loop."""
         await asyncio.to_thread(self.clear)
 
-    def _stage(self, name: str) -> Stage:
-        return self._stage_of(self._settings.destination(name))
-
-    def _stage_of(self, destination: Destination) -> Stage:
-        name = destination.name
-        if name not in self._stages:
-            real = destination.scheme == "handler" or self._real is None or name in self._real
-            self._stages[name] = Stage(None if real else MemorySink(destination))
-        return self._stages[name]
-
-    def _sink_of(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
-        stage = self._stage_of(destination)
-        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
-
-    @property
-    def _settings(self) -> Settings:
-        return self._outbox.settings
-
     def _expect(self, event_type: str, wanted: Wanted) -> Expectation:
         if "destination" in wanted:
             # An unknown name would make every refute_emitted pass.
-            self._stage(wanted["destination"])
+            self._stages.named(wanted["destination"])
         return Expectation(event_type, **wanted)
-
-    def _found(
-        self, expected: Expectation, events: Sequence[EmittedEvent], count: int | None, session: Any
-    ) -> list[EmittedEvent]:
-        __tracebackhide__ = True
-        found = [event for event in events if not expected.differences(event)]
-        if len(found) == count or (found and count is None):
-            return found
-        message = not_found(expected, events, found, count)
-        raise AssertionError("\n".join([message, *self._hints(events, session)]))
 
     def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
         if not events:
@@ -207,13 +182,17 @@ class OutboxProbe:
             yield f"nothing is {where} that was emitted since the test began"
         if session is None:
             yield f"hint: {_UNSEEN}"
-        yield from self._deleted()
+        yield from self._stages.hints()
 
-    def _deleted(self) -> Iterator[str]:
-        for name in (each.name for each in self._settings.destinations if each.retention == 0):
-            if self.sent(name):
-                what = "has retention = 0, so that its rows are deleted when they are delivered"
-                yield f"hint: {name} {what}: look before drain(), or at outbox.sent({name!r})"
+
+def _found(
+    expected: Expectation, events: Sequence[EmittedEvent], count: int | None, hints: Iterator[str]
+) -> list[EmittedEvent]:
+    __tracebackhide__ = True
+    found = [event for event in events if not expected.differences(event)]
+    if len(found) == count or (found and count is None):
+        return found
+    raise AssertionError("\n".join([not_found(expected, events, found, count), *hints]))
 
 
 def _refute(expected: Expectation, events: Sequence[EmittedEvent]) -> None:
@@ -250,6 +229,41 @@ class Stage:
     captured: MemorySink | None
     failures: deque[Retry | Reject | Unavailable] = field(default_factory=deque)
     sent: list[Event] = field(default_factory=list)
+
+
+class Stages:
+    """The stage of each destination; all but functions and ``real`` destinations (None: all) are captured."""
+
+    def __init__(self, settings: Callable[[], Settings], real: Collection[str] | None) -> None:
+        self._settings = settings
+        self._real = real
+        self._stages: dict[str, Stage] = {}
+        for name in real or ():
+            self.named(name)
+
+    def named(self, name: str) -> Stage:
+        """Return the stage of a destination; raise ``ConfigError`` if there is no such destination."""
+        return self.of(self._settings().destination(name))
+
+    def of(self, destination: Destination) -> Stage:
+        """Return the stage of a destination."""
+        name = destination.name
+        if name not in self._stages:
+            real = destination.scheme == "handler" or self._real is None or name in self._real
+            self._stages[name] = Stage(None if real else MemorySink(destination))
+        return self._stages[name]
+
+    def open_sink(self, destination: Destination, handlers: Handlers, own: OpenSink = open_sink) -> Sink:
+        """Return a sink that does what the stage prescribes."""
+        stage = self.of(destination)
+        return StagedSink(destination, stage, stage.captured or own(destination, handlers))
+
+    def hints(self) -> Iterator[str]:
+        """Yield why the events of some destinations may be gone."""
+        for name in (each.name for each in self._settings().destinations if each.retention == 0):
+            if self.named(name).sent:
+                what = "has retention = 0, so that its rows are deleted when they are delivered"
+                yield f"hint: {name} {what}: look before drain(), or at outbox.sent({name!r})"
 
 
 class StagedSink(OneByOne):

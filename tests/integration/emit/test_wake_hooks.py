@@ -37,7 +37,7 @@ class Calls:
 
 
 def call_with(outbox: Outbox, caller: Any) -> None:
-    outbox._emitter.caller = caller
+    outbox._emitter.after_commit.caller = caller
 
 
 @pytest.fixture

@@ -5,11 +5,11 @@ from __future__ import annotations
 import functools
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeAlias, TypeVar, Unpack
 
 from asgiref.sync import sync_to_async
 from django.db import router, transaction
@@ -20,9 +20,7 @@ from relaybox.contrib.django.databases import connection_of, get_statements, in_
 from relaybox.core.event import Emitted
 from relaybox.core.routing import UNROUTED
 from relaybox.core.text import plural
-from relaybox.database.statements.delivery import Statements
-from relaybox.emit.emitter import Calls, as_calls, build
-from relaybox.emit.row import Call, Emission, EmitOptions
+from relaybox.emit.row import Call, Calls, Emission, EmitOptions, as_calls
 from relaybox.emit.write import write
 from relaybox.errors import ConfigError, NotInTransaction, shorten
 
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("relaybox.django")
 
+P = ParamSpec("P")
+T = TypeVar("T")
 ModelClass = TypeVar("ModelClass", bound=type[Any])
 Key: TypeAlias = Callable[["Model"], str | None] | str | EllipsisType | None
 
@@ -63,23 +63,19 @@ def emit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
     return _emit(as_calls(calls), using, many=True)
 
 
-async def aemit_event(
-    aggregate_type: str,
-    aggregate_id: Any,
-    event_type: str,
-    payload: Any,
-    *,
-    using: str | None = None,
-    **options: Unpack[EmitOptions],
-) -> Emitted:
-    """Emit from asynchronous code, on the connection and in the transaction of its synchronous calls."""
-    call = sync_to_async(emit_event, thread_sensitive=True)
-    return await call(aggregate_type, aggregate_id, event_type, payload, using=using, **options)
+def _asynchronous(function: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Return the function for asynchronous code, in the transaction of its synchronous calls."""
+
+    @functools.wraps(function)
+    async def called(*args: P.args, **options: P.kwargs) -> T:
+        return await sync_to_async(function, thread_sensitive=True)(*args, **options)
+
+    called.__name__ = called.__qualname__ = f"a{function.__name__}"
+    return called
 
 
-async def aemit_events(calls: Calls, *, using: str | None = None) -> list[Emitted]:
-    """Emit several events from asynchronous code."""
-    return await sync_to_async(emit_events, thread_sensitive=True)(calls, using=using)
+aemit_event = _asynchronous(emit_event)
+aemit_events = _asynchronous(emit_events)
 
 
 def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[Emitted]:
@@ -93,9 +89,19 @@ def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[
             " into `with transaction.atomic():` (in asynchronous code, into a function called with"
             " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False to allow it"
         )
-    emissions = build(builder, calls, statements.dialect, many)
+    emissions = builder.build_all(calls, statements.dialect, many)
     with nullcontext() if inside else transaction.atomic(using=connection.alias):
-        return _write(connection, emissions, statements)
+        # Some databases keep the rows of a failed call. Committing its idempotency key would lose the event.
+        with transaction.mark_for_rollback_on_error(using=connection.alias):
+            emitted = run_ours(connection, write(emissions, statements))
+        after_commit(connection, _new_rows(emissions, emitted))
+    return emitted
+
+
+def _new_rows(emissions: Sequence[Emission], emitted: Sequence[Emitted]) -> list[tuple[str, str]]:
+    """Return the destination and id of each row that was written for a destination."""
+    written = [one for one, result in zip(emissions, emitted, strict=True) if not result.duplicate]
+    return [(row[2], row[0]) for one in written for row in one.rows if row[2] != UNROUTED]
 
 
 def default_alias() -> str:
@@ -104,19 +110,6 @@ def default_alias() -> str:
 
     alias: str = router.db_for_write(OutboxEvent)
     return alias
-
-
-def _write(
-    connection: BaseDatabaseWrapper, emissions: Sequence[Emission], statements: Statements
-) -> list[Emitted]:
-    writing = write(emissions, statements, statements.dialect)
-    # Some databases keep the rows of a failed call. Committing its idempotency key would lose the event.
-    with transaction.mark_for_rollback_on_error(using=connection.alias):
-        emitted = run_ours(connection, writing)
-    written = [one for one, result in zip(emissions, emitted, strict=True) if not result.duplicate]
-    if rows := [(row[2], row[0]) for one in written for row in one.rows if row[2] != UNROUTED]:
-        after_commit(connection, rows)
-    return emitted
 
 
 class Dispatch:
@@ -144,12 +137,12 @@ class Dispatch:
             )
 
 
-def after_commit(connection: BaseDatabaseWrapper, rows: Iterable[tuple[str, str]]) -> None:
+def after_commit(connection: BaseDatabaseWrapper, rows: Sequence[tuple[str, str]]) -> None:
     """Notify Celery or a relay of these rows (destination and id) after the commit.
 
     Notify now if no transaction is open. Do nothing if autocommit is off: Django has no hook for that.
     """
-    if not connection.in_atomic_block and not connection.get_autocommit():
+    if not rows or not (connection.in_atomic_block or connection.get_autocommit()):
         return
     hooks = connection.run_on_commit
     open_ = (hook[1] for hook in reversed(hooks) if isinstance(hook[1], Dispatch) and not hook[1].done)

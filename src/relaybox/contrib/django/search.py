@@ -46,31 +46,24 @@ class QuerySetRows:
 
     def __init__(self, outbox: Outbox, source: Source, queryset: Any, thread: ThreadPoolExecutor) -> None:
         _check_clauses(source, queryset)
-        using = alias_of(queryset) or router.db_for_write(queryset.model)
-        _check_place(source, using, outbox)
+        self._using = alias_of(queryset) or router.db_for_write(queryset.model)
+        _check_place(source, self._using, outbox)
         self.aggregate_type, self.event_type = source.types(queryset.model.__name__)
-        self._source = source
-        self._using = using
-        self._field = _id(source, queryset)
-        self._id = self._field.attname
-        self._queryset = queryset.using(using).order_by(self._id)
+        self._documents = Documents(source, queryset, self._using)
         self._thread = thread
         self._portion = Portion()
 
     async def check(self) -> None:
         """Raise ``ConfigError`` if an id is null."""
-        nulls = self._queryset.filter(**{f"{self._id}__isnull": True})
-        if self._field.null and await self._call(nulls.exists):
-            fix = "leave those rows out with filter(), or name another field with Source(id=…)"
-            raise ConfigError(f"{self._source.label}: {self._id} is null in some rows; {fix}")
+        await self._call(self._documents.check)
 
     async def count(self) -> int:
         """Return the number of documents."""
-        return await self._call(self._queryset.count)
+        return await self._call(self._documents.queryset.count)
 
     async def read(self, size: int, after: Any = None) -> AsyncIterator[Sequence[Item]]:
         """Yield pages by key, without locks."""
-        while page := await self._call(partial(self._read, after, size)):
+        while page := await self._call(partial(self._documents.page, after, size)):
             yield page
             after = page[-1].key
 
@@ -97,7 +90,8 @@ class QuerySetRows:
 
     async def existing(self, ids: Sequence[str]) -> Mapping[str, Mapping[str, Any]]:
         """Return the payloads of the existing ids, without locks."""
-        return {item.id: item.payload for item in await self._call(partial(self._by_ids, ids, lock=False))}
+        items = await self._call(partial(self._documents.by_ids, ids, lock=False))
+        return {item.id: item.payload for item in items}
 
     async def _call(self, work: Callable[[], T], wait: float = PATIENT) -> T:
         """Call it in the thread with ``patiently``."""
@@ -108,27 +102,23 @@ class QuerySetRows:
             await run(lambda: connection_of(self._using).close_if_unusable_or_obsolete())
             raise refusal(driver_error(error)) from error
 
-    def _read(self, after: Any, size: int) -> Sequence[Item]:
-        return self._items(self._after(after)[:size])
-
     def _emit_after(
         self, after: Any, size: int, calls: Calls, also: Also | None, wait: float
     ) -> Sequence[Item]:
         # Outside the transaction, which must not take its snapshot before the rows are locked.
-        while ids := list(self._after(after).values_list(self._id, flat=True)[:size]):
+        while ids := self._documents.ids(after, size):
             with transaction.atomic(using=self._using):
                 self._wait(wait)
-                self._lock(ids)
-                if items := self._of(ids):
+                if items := self._documents.of(ids, lock=True):
                     self._emit(items, calls, also)
                     return items
-            after = as_key(ids[-1], self._source)
+            after = self._documents.key(ids[-1])
         return []
 
     def _emit_found(self, ids: Sequence[str], calls: Repairs, wait: float) -> Found:
         with transaction.atomic(using=self._using):
             self._wait(wait)
-            items = self._by_ids(ids, lock=True)
+            items = self._documents.by_ids(ids, lock=True)
             emitted = self._write(calls(items, []))
         return Found(emitted, frozenset(ids) - {item.id for item in items})
 
@@ -143,10 +133,8 @@ class QuerySetRows:
             by_table = connection.vendor == "postgresql"
             if by_table:
                 self._wait(PATIENT)
-                models = (self._queryset.model, *self._queryset.model._meta.get_parent_list())
-                names = dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models)
-                execute(connection, lock_tables(", ".join(names)))
-            items = self._by_ids(ids, lock=not by_table)
+                self._documents.lock_tables()
+            items = self._documents.by_ids(ids, lock=not by_table)
             there = {item.id for item in items}
             return self._write(calls(items, [id_ for id_ in ids if id_ not in there]))
 
@@ -156,8 +144,8 @@ class QuerySetRows:
             execute(connection, text)
 
     def _emit(self, items: Sequence[Item], calls: Calls, also: Also | None) -> None:
-        self._wait(PATIENT)
         if also is not None:
+            self._wait(PATIENT)
             connection = connection_of(self._using)
             items = run_ours(connection, also(get_statements(connection), items))
         self._write(calls(items))
@@ -168,26 +156,68 @@ class QuerySetRows:
             emit_events(made, using=self._using)
         return len(made)
 
-    def _lock(self, ids: Sequence[Any]) -> None:
-        connection = connection_of(self._using)
+
+class Documents:
+    """Reads and locks the rows of a QuerySet as documents, on this thread's connection."""
+
+    def __init__(self, source: Source, queryset: Any, using: str) -> None:
+        self._source = source
+        self._using = using
+        self._field = _id(source, queryset)
+        self._id = self._field.attname
+        self.queryset = queryset.using(using).order_by(self._id)
+
+    def check(self) -> None:
+        """Raise ``ConfigError`` if an id is null."""
+        if self._field.null and self.queryset.filter(**{f"{self._id}__isnull": True}).exists():
+            fix = "leave those rows out with filter(), or name another field with Source(id=…)"
+            raise ConfigError(f"{self._source.label}: {self._id} is null in some rows; {fix}")
+
+    def page(self, after: Any, size: int) -> Sequence[Item]:
+        """Return the documents after a key, without locks."""
+        return self._items(self._after(after)[:size])
+
+    def ids(self, after: Any, size: int) -> list[Any]:
+        """Return the field's values after a key."""
+        return list(self._after(after).values_list(self._id, flat=True)[:size])
+
+    def key(self, value: Any) -> Any:
+        """Return the field's value as the key to read on from."""
+        return as_key(value, self._source)
+
+    def by_ids(self, ids: Sequence[str], *, lock: bool) -> Sequence[Item]:
+        """Return the documents of these ids; ids that the field cannot hold have none."""
+        return find_items(ids, self._value, partial(self.of, lock=lock))
+
+    def of(self, values: Sequence[Any], *, lock: bool) -> list[Item]:
+        """Return the documents whose field has one of these values."""
+        if lock:
+            self._lock(values)
+        return self._items(self.queryset.filter(**{f"{self._id}__in": values}))
+
+    def lock_tables(self) -> None:
+        """Keep others from writing to the documents' tables."""
+        connection, model = connection_of(self._using), self.queryset.model
+        models = (model, *model._meta.get_parent_list())
+        names = dict.fromkeys(connection.ops.quote_name(one._meta.db_table) for one in models)
+        execute(connection, lock_tables(", ".join(names)))
+
+    def _lock(self, values: Sequence[Any]) -> None:
+        connection, model = connection_of(self._using), self.queryset.model
         if not connection.features.has_select_for_update:
             # SQLite: become the writer first, to see what others have committed by then.
-            model = self._queryset.model._meta
-            name, key = (connection.ops.quote_name(one) for one in (model.db_table, model.pk.column))
-            execute(connection, lock_file(name, key))
+            table, key = map(connection.ops.quote_name, (model._meta.db_table, model._meta.pk.column))
+            execute(connection, lock_file(table, key))
             return
         no_key = connection.features.has_select_for_no_key_update
-        rows = self._queryset.model._base_manager.using(self._using).filter(**{f"{self._id}__in": ids})
+        rows = model._base_manager.using(self._using).filter(**{f"{self._id}__in": values})
         # A child model has rows in several tables; this locks all of them.
         list(rows.order_by(self._id).select_for_update(no_key=no_key).only(self._id))
 
-    def _by_ids(self, ids: Sequence[str], *, lock: bool) -> Sequence[Item]:
-        def read(part: Sequence[Any]) -> Sequence[Item]:
-            if lock:
-                self._lock(part)
-            return self._of(part)
-
-        return find_items(ids, self._value, read)
+    def _after(self, after: Any) -> Any:
+        if after is None:
+            return self.queryset
+        return self.queryset.filter(**{f"{self._id}__gt": self._field.to_python(after)})
 
     def _value(self, id_: str) -> Any:
         """Return an id as the field's value. Raise ``ValueError`` if it cannot hold it."""
@@ -195,14 +225,6 @@ class QuerySetRows:
             return self._field.to_python(id_)
         except ValidationError as error:
             raise ValueError(str(error)) from error
-
-    def _after(self, after: Any) -> Any:
-        if after is None:
-            return self._queryset
-        return self._queryset.filter(**{f"{self._id}__gt": self._field.to_python(after)})
-
-    def _of(self, ids: Sequence[Any]) -> list[Item]:
-        return self._items(self._queryset.filter(**{f"{self._id}__in": ids}))
 
     def _items(self, things: Iterable[Any]) -> list[Item]:
         items = [self._source.item(thing, self._id_of(thing), _fields) for thing in things]

@@ -18,7 +18,7 @@ from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, execute, raise_ours
 from relaybox.contrib.django.emit import default_alias
 from relaybox.contrib.django.outbox import get_outbox, is_busy
-from relaybox.core.settings import Destination, Settings
+from relaybox.core.settings import Destination
 from relaybox.database.connect import Execute, in_loop
 from relaybox.errors import ConfigError
 from relaybox.sinks.open import Handlers
@@ -40,7 +40,13 @@ class DjangoProbe(OutboxProbe):
         aliases = [using or default_alias(), *get_settings().DATABASES]
         self._readers = _readers(aliases, strict=using is not None)
         self._using = next(iter(self._readers))
-        super().__init__(get_outbox(self._using), real, reader=self._readers[self._using])
+        super().__init__(
+            get_outbox(self._using),
+            real,
+            reader=self._readers[self._using],
+            # Not the outbox's: a test may have overridden them.
+            settings=lambda: get_configuration().settings,
+        )
 
     def using(self, alias: str) -> Self:
         """Return a probe for another database; answers set for destinations hold in both."""
@@ -53,7 +59,7 @@ class DjangoProbe(OutboxProbe):
     @contextmanager
     def installed(self) -> Iterator[None]:
         """Make eager tasks, drains and relays of this process send as this test says, inside the block."""
-        before, draining.sink_of = draining.sink_of, self._staged
+        before, draining.sink_of = draining.sink_of, self._open_sink
         try:
             with ExitStack() as stack:
                 for alias in self._readers:
@@ -86,18 +92,13 @@ class DjangoProbe(OutboxProbe):
         """Delete all rows, from asynchronous code; see ``clear``."""
         await sync_to_async(self.clear, thread_sensitive=True)()
 
-    def _staged(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
-        return self._sink_of(destination, handlers, partial(draining.own_sink, using))
-
-    @property
-    def _settings(self) -> Settings:
-        # A test may have overridden them.
-        return get_configuration().settings
+    def _open_sink(self, using: str, destination: Destination, handlers: Handlers) -> Sink:
+        return self._stages.open_sink(destination, handlers, partial(draining.own_sink, using))
 
     def _hints(self, events: Sequence[EmittedEvent], session: Any) -> Iterator[str]:
         if not events:
             yield f"nothing was emitted on {self._using!r} since the test began"
-        yield from self._deleted()
+        yield from self._stages.hints()
 
 
 class OutboxTestMixin:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Hashable
 from inspect import iscoroutinefunction
 from typing import Any, NamedTuple, Protocol, TypeVar
 
@@ -16,7 +16,7 @@ T = TypeVar("T")
 _FAILED_TRANSACTION = "25P02"
 
 
-class Driver(Protocol):
+class Driver(Hashable, Protocol):
     """One kind of connection. Its checks avoid a round trip where possible."""
 
     name: str

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Protocol
 from weakref import WeakKeyDictionary, WeakSet
@@ -96,11 +97,18 @@ class LocalWake:
         return self._flags.get(destination) or self._flags.setdefault(destination, _Flag(self._all_woken))
 
 
-class Bell:
-    """Wakes the relays of this process; calls ``beyond`` only for destinations that none of them serves."""
+def _no_caller() -> None:
+    return None
 
-    def __init__(self, beyond: Caller | None = None) -> None:
-        self._beyond = beyond
+
+class Bell:
+    """Wakes the relays of this process, and calls beyond it for destinations that none of them serves.
+
+    The caller beyond is opened when it is first needed: code that only reads an outbox needs no driver.
+    """
+
+    def __init__(self, open_beyond: Callable[[], Caller | None] = _no_caller) -> None:
+        self._open_beyond = open_beyond
         # Weak: a relay dropped without ``remove`` must not keep the others from being called.
         self._relays: WeakKeyDictionary[Wake, frozenset[str]] = WeakKeyDictionary()
         renew_after_fork(self)
@@ -129,8 +137,12 @@ class Bell:
             for name in served & called:
                 wake.wake(name)
             left -= served
-        if left and self._beyond is not None:
-            self._beyond.call(left)
+        if left and (beyond := self._beyond) is not None:
+            beyond.call(left)
+
+    @functools.cached_property
+    def _beyond(self) -> Caller | None:
+        return self._open_beyond()
 
     def _snapshot(self) -> list[tuple[Wake, frozenset[str]]]:
         """Copy the relays; try again if another thread changes them during the copy."""
@@ -139,7 +151,7 @@ class Bell:
                 return list(self._relays.items())
 
     def close(self) -> None:
-        """Close ``beyond``."""
+        """Close the caller beyond this process."""
         if self._beyond is not None:
             self._beyond.close()
 

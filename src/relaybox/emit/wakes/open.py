@@ -4,60 +4,30 @@ from __future__ import annotations
 
 import functools
 import importlib
-from collections.abc import Iterable
 from typing import Any
 
 from relaybox.core.settings import Settings
 from relaybox.emit.wakes.local import Bell, LocalWake
-from relaybox.emit.wakes.wake import Caller, Wake
+from relaybox.emit.wakes.wake import Wake
 
 
 def open_wake(settings: Settings) -> Wake:
     """Return the wake of a relay's lanes; on PostgreSQL other processes can wake them too."""
-    if (postgres := _postgres(settings)) is None:
-        return LocalWake()
-    channel = postgres.channel_name(settings.schema, settings.prefix)
-    wake: Wake = postgres.ListeningWake(settings.database, channel)
-    return wake
+    wake: Wake | None = _on_postgres("ListeningWake", settings)
+    return LocalWake() if wake is None else wake
 
 
 def open_bell(settings: Settings) -> Bell:
     """Return the bell of an outbox; on PostgreSQL it reaches the relays of all processes."""
-    return Bell(_LateNotifier(settings) if _wanted(settings) else None)
+    return Bell(functools.partial(_on_postgres, "Notifier", settings))
 
 
-class _LateNotifier:
-    """A ``Caller`` made on its first call: code that only reads an outbox needs no driver."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-
-    @functools.cached_property
-    def _notifier(self) -> Caller | None:
-        if (postgres := _postgres(self._settings)) is None:
-            return None
-        channel = postgres.channel_name(self._settings.schema, self._settings.prefix)
-        notifier: Caller = postgres.Notifier(self._settings.database, channel)
-        return notifier
-
-    def call(self, destinations: Iterable[str]) -> None:
-        if self._notifier is not None:
-            self._notifier.call(destinations)
-
-    def close(self) -> None:
-        if self._notifier is not None:
-            self._notifier.close()
-
-
-def _wanted(settings: Settings) -> bool:
-    return settings.notify and settings.database.startswith("postgresql:")
-
-
-def _postgres(settings: Settings) -> Any:
-    """Return the module, or None if it is not wanted or psycopg is not installed."""
-    if not _wanted(settings):
+def _on_postgres(name: str, settings: Settings) -> Any:
+    """Return a new object of this class, or None if it is not wanted or psycopg is not installed."""
+    if not (settings.notify and settings.database.startswith("postgresql:")):
         return None
     try:
-        return importlib.import_module("relaybox.emit.wakes.postgres")
+        postgres = importlib.import_module("relaybox.emit.wakes.postgres")
     except ImportError:
         return None
+    return getattr(postgres, name)(settings.database, postgres.channel_name(settings.schema, settings.prefix))
