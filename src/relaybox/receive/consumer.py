@@ -93,7 +93,7 @@ class Consumer:
         self._begin = opener(transaction)
         name = inbox.consumer if consumer is None else consumer
         if name is None:
-            fix = "write consumer='…', or a name for all in Inbox(consumer='…')"
+            fix = "pass consumer='…', or set it for all calls with Inbox(consumer='…')"
             raise ConfigError(f"consumer is missing; {fix}")
         self._consumer = parse_name(name, "consumer")
         self._handlers: Handlers = []

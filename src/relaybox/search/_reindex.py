@@ -200,7 +200,7 @@ class Build:
         await self._engine.create(self._building.index, like=self._like)
         self._identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if self._identity is None:
-            raise ReindexFailed(f"{self._building.index!r} was created, and is gone")
+            raise ReindexFailed(f"the index {self._building.index!r} disappeared after it was created")
         return self._identity
 
     async def _fill(self, watch: BuildWatch) -> None:

@@ -238,7 +238,7 @@ def from_key(key: Any, kind: type | None) -> Any:
     if kind is None or isinstance(key, kind):
         return key
     if kind is bytes:
-        raise ValueError("an id that is bytes has no form in JSON")
+        raise ValueError("JSON cannot hold an id that is bytes")
     if kind in (datetime, date):
         return kind.fromisoformat(str(key))
     return kind(str(key))

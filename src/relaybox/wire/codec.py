@@ -148,7 +148,7 @@ def _integer(value: int, limits: Limits, room: int) -> int:
 def _float(value: float, limits: Limits, room: int) -> float:
     if math.isfinite(value):
         return value
-    raise _Refused(f"{value!r} has no form in JSON; send None or a string")
+    raise _Refused(f"JSON cannot hold {value!r}; send None or a string")
 
 
 def _decimal(value: Decimal, limits: Limits, room: int) -> str:
