@@ -286,7 +286,7 @@ class Settings:
             for name in route.to:
                 _check_exists(f"{route._where}to", name, names)
             if route.shadow and (unseen := [name for name in handed_over if name in route.to]):
-                fix = f"Debezium sends whatever is written for {unseen[0]!r}; leave shadow out"
+                fix = f"Debezium sends every event that is written for {unseen[0]!r}; remove shadow"
                 raise wrong(f"{route._where}shadow", route.shadow, fix)
         following = {one.name: one.dead_letter for one in self.destinations}
         for name, dead_letter in following.items():

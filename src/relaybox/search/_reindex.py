@@ -218,7 +218,7 @@ class Build:
             raise ReindexFailed("its backfill was cancelled")
         if filled.refusals:
             reasons = "; ".join(f"document {one.id}: {one.reason}" for one in filled.refused[:NAMED])
-            raise ReindexFailed(f"{filled.refusals:,} of the documents cannot be events: {reasons}")
+            raise ReindexFailed(f"cannot emit events for {filled.refusals:,} of the documents: {reasons}")
         self._tell(f"{filled.done:,} documents emitted")
         await self._arrive(watch)
         await self._settle_differences(watch)

@@ -234,7 +234,7 @@ def as_key(value: Any, source: Source) -> Any:
 
 
 def from_key(key: Any, kind: type | None) -> Any:
-    """Return the key as a column of this type has it. Raise ``ValueError`` if it cannot hold the key."""
+    """Convert the key to the type of its column. Raise ``ValueError`` if it cannot hold the key."""
     if kind is None or isinstance(key, kind):
         return key
     if kind is bytes:

@@ -70,7 +70,9 @@ def decode(payload: str | bytes | None, payload_data: bytes | None, encoding: st
     if encoding == BINARY:
         return payload_data
     if encoding is not None:
-        raise PayloadError("$", f"payload_encoding {encoding!r} is not known here; upgrade the relay")
+        raise PayloadError(
+            "$", f"this version does not know payload_encoding {encoding!r}; upgrade the relay"
+        )
     if payload is None:
         return None
     try:

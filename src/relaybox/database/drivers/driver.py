@@ -65,7 +65,7 @@ class Channel:
         self.names = names
 
     def check(self, autocommit: bool) -> bool:
-        """Raise if the connection cannot be written to; return True if writes commit on their own."""
+        """Raise if the connection cannot be written to; return True if each write commits by itself."""
         driver, connection = self.driver, self.connection
         check_usable(driver, connection)
         if driver.begins(connection) or driver.is_open(connection):
@@ -113,7 +113,7 @@ def closed(name: str) -> ConnectionClosed:
 
 
 def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
-    """Return the error for an INSERT that would commit on its own."""
+    """Return the error for an INSERT that would commit by itself."""
     block = "async with" if iscoroutinefunction(driver.execute) else "with"
     return NotInTransaction(
         f"the {driver.name} connection is in autocommit and no transaction is open: what this call"
