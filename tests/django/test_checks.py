@@ -49,7 +49,7 @@ def test_a_project_that_is_right_hears_nothing() -> None:
         ({"HANDLERS": {"x.*": "nowhere.at_all"}}, "E005", "no module 'nowhere'"),
         ({"HANDLERS": {"x.*": "tests.django.shop.refunds.refunded"}}, "E005", "it is not a function"),
         ({"HANDLERS": {"x.*": 3}}, "E005", "HANDLERS['x.*'] = 3"),
-        ({"DATABASES": ["sqlte"]}, "E006", "OUTBOX: DATABASES = 'sqlte': no database is called that"),
+        ({"DATABASES": ["sqlte"]}, "E006", "OUTBOX: DATABASES = 'sqlte': no database has this name"),
         ({"DESTINATIONS": {"a": {"sink": "handler:no.such:thing"}}, "ROUTES": {"*": "a"}}, "E008", "'no'"),
         ({"DESTINATIONS": {"a": {**SINK, "secret": "env:NO_SUCH"}}, "ROUTES": {"*": "a"}}, "W001", "NO_SUCH"),
         ({"DESTINATIONS": {"a": {"sink": "http://127.0.0.1/"}}, "ROUTES": {"*": "a"}}, "W002", "loopback"),

@@ -73,7 +73,7 @@ def test_a_status_that_is_not_0_is_a_command_error(using: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["status", "--using", "defualt"], "no database is called that; did you mean 'default'"),
+        (["status", "--using", "defualt"], "no database has this name; did you mean 'default'"),
         (["drain", "--using", "defualt"], "did you mean 'default'"),
         (["migrate"], "run `manage.py migrate relaybox`"),
         (["why", "x"], "as `manage.py outbox events list` prints it"),
@@ -220,7 +220,7 @@ def test_the_shell_has_the_documented_statuses(live: Live) -> None:
     assert f"{emitted.event_id} (order.paid for receipts)" in shown.stdout
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert (wrong.returncode, wrong.stdout, wrong.stderr.count("\n")) == (2, "", 1)
-    assert wrong.stderr.startswith("CommandError: using = 'defualt': no database is called that")
+    assert wrong.stderr.startswith("CommandError: using = 'defualt': no database has this name")
 
 
 def test_a_relay_delivers_what_is_committed_until_it_is_asked_to_stop(live: Live) -> None:

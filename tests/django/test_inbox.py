@@ -107,7 +107,7 @@ def test_bad_input_is_refused_and_the_transaction_goes_on(using: str) -> None:
         with pytest.raises(InvalidField), once(message, consumer="c", using=using):
             raise AssertionError("never reached")
     with (
-        pytest.raises(ConfigError, match="no database is called that"),
+        pytest.raises(ConfigError, match="no database has this name"),
         once("m", consumer="c", using="nope"),
     ):
         raise AssertionError("never reached")

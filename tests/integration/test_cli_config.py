@@ -78,7 +78,7 @@ LOOPBACK = "127.0.0.1 is a loopback address; add it to allow of destination 'run
     [
         ('sink = "console:"\ntimeout = "soon"', ": timeout = 'soon': write a duration"),
         ('sink = "console:"\ntimout = "1s"', " has no setting 'timout'; did you mean"),
-        ('sink = "htps://example.org"', ": sink has no known scheme: 'htps'; did you mean"),
+        ('sink = "htps://example.org"', ": sink: 'htps' is not a known scheme; did you mean"),
         ('sink = "https:///events"', ": sink = 'https:///events': name a host"),
         ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/x' is not a valid"),
         ('sink = "opensearch:///documents"', ": sink = 'opensearch:///documents': write host:port"),

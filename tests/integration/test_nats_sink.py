@@ -128,7 +128,7 @@ async def test_what_makes_no_subject_is_rejected_and_says_so(place: Place, nats_
 async def test_no_event_leads_to_the_servers_own_subjects(nats_url: str, place: Place) -> None:
     bad = altered(aggregate_type="$JS", event_type=f"API.STREAM.DELETE.{place.name}")
     [answer] = await send(nats_url, bad)
-    check_refused(answer, Reject, "the server's own")
+    check_refused(answer, Reject, "reserved for the server")
     assert await place.messages() == []
 
 

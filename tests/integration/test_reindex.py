@@ -345,7 +345,7 @@ def test_a_document_that_can_be_no_event_ends_it_with_the_reason(filled: Site) -
     filled.library.execute(sa.update(DOCUMENT).where(DOCUMENT.c.id == 8).values(pages=13))
     output = filled.reindex("--source", "tests.integration.library:BROKEN", status=1)
 
-    assert "1 of the documents cannot be events: document 8: " in output
+    assert "cannot emit events for 1 of the documents: document 8: " in output
     assert_as_before(filled)
 
 

@@ -275,7 +275,7 @@ async def test_a_drain_without_tables_says_what_to_do(kind: str, fresh_database:
     outbox = Outbox(fresh_database(kind), destinations=[Destination("runner", "console:")])
     with pytest.raises(SchemaError, match=r"outbox_destination|outbox_event") as raised:
         await outbox.adrain()
-    assert str(raised.value).startswith("a table is missing, or older than this version needs: ")
+    assert str(raised.value).startswith("the tables are missing or too old for this version (")
     assert str(raised.value).endswith("; run `relaybox migrate`, or call outbox.migrate()")
     # For a relay that runs, one more trouble of the database, which may be over in a moment.
     assert isinstance(raised.value, StoreError)
@@ -295,7 +295,7 @@ async def test_a_relay_that_runs_waits_for_its_tables(shop: Shop, caplog: pytest
         shop.emit(1)
         await await_for(lambda: len(seen) == 1, "the relay is at work")
         await await_for(lambda: tables_are_dropped(shop), "no deadlock with what the relay is doing")
-        trouble = "database  cannot claim, trying again: a table is missing"
+        trouble = "database  cannot claim, trying again: the tables are missing"
         await await_for(lambda: trouble in caplog.text, "its trouble is logged")
         await shop.outbox.amigrate()
         shop.emit(1, first=1)

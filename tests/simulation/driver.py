@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal, TypeAlias, TypeVar
 
-from relaybox.database.pools.places import Places
+from relaybox.database.pools.places import ConnectionPlaces
 from relaybox.database.steps import Steps
 from relaybox.errors import Locked, StoreError
 from relaybox.stores.sql.store import SqlStore
@@ -128,7 +128,7 @@ class Wire:
         self._weather = site.weather
         self._database = site.database
         self._node = node
-        self._places = Places(connections, chained=self.CHAINED)
+        self._places = ConnectionPlaces(connections, chained=self.CHAINED)
         self._longest = 2 * site.weather.latency / (1.0 - self.AT_ONCE)
 
     async def run(self, begin: Callable[[], Steps[T]], *, lane: str = "") -> T:

@@ -147,8 +147,8 @@ def test_options_stand_in_the_url_or_in_the_table() -> None:
         *((f"redis://one{n}", {}, "write true or false") for n in ("?tls=yes", "?tls")),
         *(("redis://one", {"tls": n}, "write true or false") for n in (1, [])),
         *(("redis://one?stream=", {}, "write a text"), ("redis://one", {"stream": 1}, "write a text")),
-        ("redis://one?acks=0", {}, "choose 'all', '1'"),
-        *(("redis://one", {"acks": n}, "choose 'all', '1'") for n in (1, {})),
+        ("redis://one?acks=0", {}, "choose 'all' or '1'"),
+        *(("redis://one", {"acks": n}, "choose 'all' or '1'") for n in (1, {})),
     ],
 )
 def test_a_wrong_option_is_an_error_that_names_it(sink: str, options: dict[str, Any], reason: str) -> None:

@@ -337,8 +337,8 @@ def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sink": "htps://h"}, "sink has no known scheme: 'htps'; did you mean 'https'?"),
-        ({"sink": "zzz://h"}, "sink has no known scheme: 'zzz'; known: algolia, amqp"),
+        ({"sink": "htps://h"}, "sink: 'htps' is not a known scheme; did you mean 'https'?"),
+        ({"sink": "zzz://h"}, "sink: 'zzz' is not a known scheme; known: algolia, amqp"),
         ({"sink": ""}, "sink = '': write a URL"),
         ({"sink": None}, "sink = None: write a URL"),
         ({"sink": "http:///path"}, "sink = 'http:///path': name a host"),
@@ -348,7 +348,7 @@ def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> 
             {"ordering": "agregate"},
             "ordering = 'agregate': choose 'aggregate', 'tenant', 'event_type', 'none' or a fun",
         ),
-        ({"on_failed": "stop"}, "on_failed = 'stop': choose 'block', 'skip'"),
+        ({"on_failed": "stop"}, "on_failed = 'stop': choose 'block' or 'skip'"),
         ({"max_attempts": 0}, "max_attempts = 0: write a whole number, 1 or more"),
         ({"max_attempts": True}, "max_attempts = True: write a whole number"),
         ({"max_attempts": "5"}, "max_attempts = '5': write a whole number"),
@@ -446,15 +446,15 @@ def test_settings_have_the_documented_defaults() -> None:
         ({"routes": Route("a", to="a")}, "routes: give a list of Route objects"),
         (
             {"destinations": [Destination("runner", URL)], "routes": [Route("a", to="runer")]},
-            "route 'a': to = 'runer': no destination is called that; did you mean 'runner'?",
+            "route 'a': to = 'runer': no destination has this name; did you mean 'runner'?",
         ),
         (
             {"routes": [Route("a", to="x")]},
-            "route 'a': to = 'x': no destination is called that; none is configured",
+            "route 'a': to = 'x': no destination has this name; none is configured",
         ),
         (
             {"destinations": [Destination("a", URL, dead_letter="graveyrd"), Destination("graveyard", URL)]},
-            "destination 'a': dead_letter = 'graveyrd': no destination is called that; did you mean 'gr",
+            "destination 'a': dead_letter = 'graveyrd': no destination has this name; did you mean 'gr",
         ),
         (
             {"destinations": [Destination("a", URL, dead_letter="a")]},
@@ -463,7 +463,7 @@ def test_settings_have_the_documented_defaults() -> None:
         ({"schema": "a b"}, "schema = 'a b': use up to 40"),
         ({"schema": ""}, "schema = '': use up to 40"),
         ({"prefix": 'a"; drop table x;--'}, "prefix = 'a\"; drop table x;--': use up to 40"),
-        ({"unrouted": "drop"}, "unrouted = 'drop': choose 'raise', 'store'"),
+        ({"unrouted": "drop"}, "unrouted = 'drop': choose 'raise' or 'store'"),
         ({"max_payload": "big"}, "max_payload = 'big': write a size"),
         ({"database": "oracle://h"}, "database = 'oracle://h': write one of"),
     ],

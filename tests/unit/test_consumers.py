@@ -164,9 +164,9 @@ async def test_a_partition_goes_on_whatever_is_raised(
         return read(message, attempt)
 
     monkeypatch.setattr(kafka, "_received", failing)
-    lane = kafka.Lane(consumer._attend, asyncio.Event())
-    lane.put(FakeMessage())
-    await await_for(lambda: lane.next_offset == 8)
+    queue = kafka.PartitionQueue(consumer._attend, asyncio.Event())
+    queue.put(FakeMessage())
+    await await_for(lambda: queue.next_offset == 8)
     assert type(error).__name__ in caplog.text
     assert "its partition waits" in caplog.text
 

@@ -77,7 +77,7 @@ def test_the_database_may_come_from_the_environment(directory: Path, monkeypatch
 def test_what_does_not_fit_is_refused(directory: Path) -> None:
     with pytest.raises(UnknownSetting, match="did you mean 'prefix'"):
         Outbox("sqlite://", prefxi="x")
-    with pytest.raises(ConfigError, match="no destination is called"):
+    with pytest.raises(ConfigError, match="no destination has this name"):
         Outbox("sqlite://", routes=[Route("a", to="b")])
     with pytest.raises(ConfigError, match="database"):
         Outbox("oracle://host/db")

@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from relaybox.database.dialects import MARIADB
 from relaybox.database.pools import places
-from relaybox.database.pools.places import Places
+from relaybox.database.pools.places import ConnectionPlaces
 from relaybox.database.schema import make_tables
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
@@ -27,7 +27,7 @@ class Calls:
     """Calls of lanes that go on until a test ends them."""
 
     def __init__(self, connections: int, *, chained: bool = False) -> None:
-        self.places = Places(connections, chained=chained)
+        self.places = ConnectionPlaces(connections, chained=chained)
         self.under_way: list[str] = []
         self.most = 0
         self._end = asyncio.Event()

@@ -154,7 +154,9 @@ def test_a_shadow_that_is_not_a_flag_is_refused() -> None:
     for value in (0, 1, "yes", None):
         with pytest.raises(ConfigError, match=r"route 'document\.\*': shadow = .*write true or false"):
             Route("document.*", to="search", shadow=value)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"route '\*': shadow = True: Debezium sends whatever is written"):
+    with pytest.raises(
+        ConfigError, match=r"route '\*': shadow = True: Debezium sends every event that is written"
+    ):
         Settings(destinations=[Destination("log", "debezium:")], routes=[Route("*", to="log", shadow=True)])
 
 

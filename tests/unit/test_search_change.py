@@ -72,7 +72,7 @@ def test_own_patterns_go_before_the_default_ones_in_their_order() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"actions": {"*.x": "remove"}}, "actions: *.x = 'remove': choose 'index', 'delete', 'ignore'"),
+        ({"actions": {"*.x": "remove"}}, "actions: *.x = 'remove': choose 'index', 'delete' or 'ignore'"),
         ({"actions": "index"}, "actions = 'index': write a table"),
         ({"document": "nowhere:nothing"}, "document = 'nowhere:nothing': there is no module 'nowhere'"),
         ({"document": 7}, "it is not a function"),

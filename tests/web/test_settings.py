@@ -50,7 +50,7 @@ def test_the_file_has_it_as_a_table_of_its_own(tmp_path: Path) -> None:
         ({"users": {"ann": {}}}, "'ann' has no token; .* 'env:ANN_TOKEN'"),
         ({"users": {"ann": TOKEN}}, "write a table"),
         ({"users": {"ann": {"password": TOKEN}}}, "did you mean 'token'"),
-        ({"users": {"ann": {"token": TOKEN, "role": "admin"}}}, "role = 'admin': choose 'viewer', 'oper"),
+        ({"users": {"ann": {"token": TOKEN, "role": "admin"}}}, "role = 'admin': choose 'viewer' or 'oper"),
         ({"users": {"ann": {"token": 5}}}, "token is of type int"),
         ({"users": {"a\nb": {"token": TOKEN}}}, "control characters"),
         *(

@@ -20,7 +20,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
     else:
         work.close()
         raise ConfigError(
-            "an event loop is running: await the version whose name begins with `a`, such as `adrain()`"
+            "an event loop is running: await the method with an `a` before its name, such as `adrain()`"
         )
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(work)

@@ -76,7 +76,7 @@ def _unknown(routes: Sequence[Route], which: Which) -> ConfigError:
         )
     names = {name for route in routes for name in (*route.events, *route.to)}
     return ConfigError(
-        f"route = {which!r}: no pattern and no routed destination is called that{did_you_mean(which, names)}"
+        f"route = {which!r}: no route has this pattern or destination{did_you_mean(which, names)}"
     )
 
 

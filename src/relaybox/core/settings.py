@@ -168,7 +168,7 @@ class Destination:
             raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
         if self.scheme not in SCHEMES:
             scheme = self.sink.partition(":")[0]
-            raise ConfigError(f"{setting} has no known scheme: {scheme!r}{did_you_mean(scheme, SCHEMES)}")
+            raise ConfigError(f"{setting}: {scheme!r} is not a known scheme{did_you_mean(scheme, SCHEMES)}")
         if self.once and self.scheme != "handler":
             fix = "only functions can run once; other receivers need an inbox of their own"
             raise wrong(f"{self._where}once", self.once, fix)
@@ -286,7 +286,7 @@ class Settings:
             for name in route.to:
                 _check_exists(f"{route._where}to", name, names)
             if route.shadow and (unseen := [name for name in handed_over if name in route.to]):
-                fix = f"Debezium sends whatever is written for {unseen[0]!r}; leave shadow out"
+                fix = f"Debezium sends every event that is written for {unseen[0]!r}; remove shadow"
                 raise wrong(f"{route._where}shadow", route.shadow, fix)
         following = {one.name: one.dead_letter for one in self.destinations}
         for name, dead_letter in following.items():
@@ -340,7 +340,7 @@ def needs_postgresql(destination: Destination, seen: str) -> ConfigError:
 
 def _check_exists(setting: str, name: str, known: Collection[str]) -> None:
     if name not in known:
-        raise ConfigError(f"{setting} = {name!r}: no destination is called that{did_you_mean(name, known)}")
+        raise ConfigError(f"{setting} = {name!r}: no destination has this name{did_you_mean(name, known)}")
 
 
 def _check_dead_letter(

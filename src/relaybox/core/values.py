@@ -347,10 +347,15 @@ def parse_flag(value: bool, setting: str) -> bool:
     return value
 
 
+def either(*words: str) -> str:
+    """Join two or more alternatives: ``a, b or c``."""
+    return f"{', '.join(words[:-1])} or {words[-1]}"
+
+
 def choice(literal: Any, *, or_function: bool = False) -> Parse[Any]:
     """Return a parser that takes a Literal's values, and functions if allowed."""
     allowed = get_args(literal)
-    fix = f"choose {', '.join(map(repr, allowed))}{' or a function' if or_function else ''}"
+    fix = f"choose {either(*map(repr, allowed), *(['a function'] if or_function else []))}"
 
     def parse(value: Any, setting: str) -> Any:
         if value in allowed or (or_function and callable(value)):

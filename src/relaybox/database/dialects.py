@@ -244,8 +244,8 @@ def missing_tables(error: BaseException) -> str | None:
     code = _code(error)
     if not isinstance(code, str | int) or not (code in _NO_TABLE or _is_missing_in_sqlite(code)):
         return None
-    problem = "a table is missing, or older than this version needs"
-    return f"{problem}: {_summary(error)}; run `{Program.migrate}`{Program.otherwise}"
+    problem = "the tables are missing or too old for this version"
+    return f"{problem} ({_summary(error)}); run `{Program.migrate}`{Program.otherwise}"
 
 
 def refusal(error: Exception, url: str = "") -> StoreError:

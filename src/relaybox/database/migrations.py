@@ -126,7 +126,7 @@ def migrate(database: str, *, schema: str | None = None, prefix: str = "") -> li
     PostgreSQL creates a missing ``schema``; on MariaDB and MySQL it names a database that must exist.
     """
     if in_memory(normalize_url(database)):
-        fix = "it is in memory, and nothing would be kept; name a file, as in sqlite:///relaybox.db"
+        fix = "it is in memory, so the tables would be lost at once; name a file, as in sqlite:///relaybox.db"
         raise ConfigError(f"database = {mask_url(database)!r}: {fix}")
     try:
         return _run(database, lambda dialect: _migrating(Outbox(dialect, schema, prefix)))

@@ -12,7 +12,7 @@ from urllib.request import Request, urlopen
 from relaybox.database.schema import Tables
 from relaybox.demo.processes import Part, Parts
 from relaybox.demo.records import Journals, Rows
-from relaybox.demo.screen import Line, Screen
+from relaybox.demo.screen import PartState, Screen
 from relaybox.demo.shop import LEASE, PARTS, TIMEOUT
 from relaybox.demo.verdict import Outage, Verdict, compare
 from relaybox.demo.workspace import DESTINATIONS, FLAKY, RECEIVERS, WEBHOOK, Workspace
@@ -94,14 +94,14 @@ class Supervisor:
             name: compare(committed, receipts[name].records, times, outages[name]) for name in DESTINATIONS
         }
 
-    def _view(self) -> tuple[int, list[Line]]:
+    def _view(self) -> tuple[int, list[PartState]]:
         undone = Counter(placed.undone for placed in self._journals.placed.records)
         relay = self.parts.running.get("relay")
         state = f"process {relay.pid}" if relay else "stopped" if "relay" in self.parts.stopped else "dead"
         back = f"{undone['rollback']} transactions and {undone['savepoint']} savepoints rolled back"
-        bars = [Line(name, *self._state(name), *self._journals.count(name)) for name in DESTINATIONS]
-        shop = Line("shop", f"{undone[None]} committed; {back}", "good")
-        return undone[None], [shop, Line("relay", state, "bad" if state == "dead" else "good"), *bars]
+        bars = [PartState(name, *self._state(name), *self._journals.count(name)) for name in DESTINATIONS]
+        shop = PartState("shop", f"{undone[None]} committed; {back}", "good")
+        return undone[None], [shop, PartState("relay", state, "bad" if state == "dead" else "good"), *bars]
 
     def _state(self, name: str) -> tuple[str, str]:
         closed = self.circuits.get(name, "closed") == "closed"

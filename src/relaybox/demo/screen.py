@@ -25,7 +25,7 @@ STYLES = {"good": "green", "bad": "bold red", "waiting": "yellow"}
 
 
 @dataclass(frozen=True, slots=True)
-class Line:
+class PartState:
     """The current state of a part; ``mood`` is good, bad or waiting. ``arrived`` is a destination's."""
 
     name: str
@@ -46,7 +46,7 @@ class Lines:
         """Print a line."""
         self._console.print(f"{elapsed:5.1f} s  {text}", markup=False, highlight=False, soft_wrap=True)
 
-    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[Line]) -> None:
+    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[PartState]) -> None:
         """Print a line of progress every ``LINE_EVERY`` seconds."""
         if elapsed < self._next:
             return
@@ -68,7 +68,7 @@ class Dashboard:
         self._happened.append(Text.assemble((f"{elapsed:5.1f} s  ", "dim"), (text, STYLES.get(mood, ""))))
         self._draw()
 
-    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[Line]) -> None:
+    def update(self, elapsed: float, doing: str, committed: int, parts: Sequence[PartState]) -> None:
         """Draw the picture."""
         title = Text.assemble(("relaybox demo", "bold"), f" · {doing} · {elapsed:.1f} s")
         lines = _lines([part for part in parts if part.arrived is None])
@@ -99,7 +99,7 @@ def open_screen(console: Console) -> Iterator[Screen]:
         yield Dashboard(live)
 
 
-def _lines(lines: Sequence[Line]) -> Table:
+def _lines(lines: Sequence[PartState]) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=NAME_WIDTH, style="bold")
     for line in lines:
@@ -107,7 +107,7 @@ def _lines(lines: Sequence[Line]) -> Table:
     return grid
 
 
-def _bars(bars: Sequence[Line], committed: int) -> Table:
+def _bars(bars: Sequence[PartState], committed: int) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(min_width=NAME_WIDTH, style="bold")
     grid.add_column()

@@ -111,7 +111,7 @@ def _end(session: Session, transaction: SessionTransaction) -> None:
 
 
 def depth_of(transaction: SessionTransaction | None) -> int:
-    """Return how many savepoints a session's transaction is in, including itself."""
+    """Return the number of open savepoints around a session's transaction; a savepoint counts itself."""
     depth = 0
     while transaction is not None:
         depth += transaction.nested

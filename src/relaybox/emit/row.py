@@ -228,8 +228,9 @@ def ordering_key(call: Call, aggregate: tuple[str, str], destination: Destinatio
     if key is None:
         return None
     if call.deliver_at is not None:
-        fix = f"destination {destination.name!r} is ordered and would hold its key up; emit it when it is due"
-        raise InvalidField("deliver_at", call.deliver_at, fix)
+        problem = f"destination {destination.name!r} is ordered, so later events of its key would wait for it"
+        fix = "emit this event when it is due, or pass key=None if it needs no order"
+        raise InvalidField("deliver_at", call.deliver_at, f"{problem}; {fix}")
     return fitting(text_field("key", key, 10_000))
 
 

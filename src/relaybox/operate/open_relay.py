@@ -120,7 +120,7 @@ def _check_canary(settings: Settings) -> None:
     name, known = settings.canary_destination, [destination.name for destination in settings.destinations]
     if name is not None and name not in known:
         hint = did_you_mean(name, known)
-        raise ConfigError(f"canary_destination = {name!r}: no destination is called that{hint}")
+        raise ConfigError(f"canary_destination = {name!r}: no destination has this name{hint}")
 
 
 def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell) -> Canary | None:

@@ -71,13 +71,13 @@ class Crashed:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class Rejected:
     """Never succeeds: a handler raised ``Reject``, or the message holds no event."""
 
     reason: str
 
 
-Verdict: TypeAlias = Done | Later | Crashed | Refused
+Verdict: TypeAlias = Done | Later | Crashed | Rejected
 
 
 class Consumer:
@@ -93,7 +93,7 @@ class Consumer:
         self._begin = opener(transaction)
         name = inbox.consumer if consumer is None else consumer
         if name is None:
-            fix = "write consumer='…', or a name for all in Inbox(consumer='…')"
+            fix = "pass consumer='…', or set it for all calls with Inbox(consumer='…')"
             raise ConfigError(f"consumer is missing; {fix}")
         self._consumer = parse_name(name, "consumer")
         self._handlers: Handlers = []
@@ -133,7 +133,7 @@ class Consumer:
         if event.type:
             log.debug("%s: no handler takes %s; event %s is done", self._consumer, event.type, event.id)
             return Done()
-        return Refused("the message does not say its event type, and no handler takes every type ('*')")
+        return Rejected("the message does not say its event type, and no handler takes every type ('*')")
 
     def handle(self, event: Event) -> Verdict:
         """Run the handlers of an event in this thread."""
@@ -186,7 +186,7 @@ class Consumer:
     def _failed(self, event: Event, error: BaseException, began: bool) -> Verdict:
         match error:
             case Reject():
-                return Refused(_noted(error.reason or "the handler rejected it", error))
+                return Rejected(_noted(error.reason or "the handler rejected it", error))
             case Retry() | Unavailable():
                 reason = error.reason or "the handler asks to try again"
                 return Later(_noted(reason, error), seconds_of(error.after))

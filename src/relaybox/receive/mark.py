@@ -36,7 +36,7 @@ class Key(NamedTuple):
 def key_of(consumer: Any, message: Any) -> Key:
     """Return the key of an event or a message id; raise ``InvalidField``."""
     if consumer is None:
-        raise InvalidField("consumer", None, "give consumer=, or a name for all as in Inbox(consumer=…)")
+        raise InvalidField("consumer", None, "pass consumer=, or set it for all calls with Inbox(consumer=…)")
     given = message.id if isinstance(message, Event) else message
     return Key(text_field("consumer", consumer, 100), id_field("message_id", given))
 

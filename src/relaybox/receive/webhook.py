@@ -15,7 +15,7 @@ from msgspec import json
 from relaybox.core.event import Event
 from relaybox.core.values import Duration, Secret, parse_duration, parse_secret, parse_size
 from relaybox.errors import ConfigError
-from relaybox.receive.consumer import Crashed, Done, Later, Refused, Verdict
+from relaybox.receive.consumer import Crashed, Done, Later, Rejected, Verdict
 from relaybox.wire.envelope import CONTENT_TYPES, Malformed, Received, media_type, unpack
 from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, is_recent, parse_keys, verify
 from relaybox.wire.tracing import NAMES
@@ -128,7 +128,7 @@ def answer(verdict: Verdict) -> Answer:
     match verdict:
         case Done():
             return Answer(204, {}, b"")
-        case Refused(reason):
+        case Rejected(reason):
             return problem(422, reason)
         case Later(reason, after):
             return problem(503, reason, **({} if after is None else {"retry_after": str(math.ceil(after))}))

@@ -84,7 +84,7 @@ class Sizing:
         self._run = 1
 
     def learn_run(self, deliveries: Sequence[Delivery], seconds: float) -> None:
-        """Learn from a batch that took ``seconds``, with the deliveries of a key sent one by one."""
+        """Adapt the run to a batch that took ``seconds`` and sent the deliveries of each key one by one."""
         if seconds > SLOW:
             self._run = 1
         elif seconds < FAST and longest_run(deliveries) >= self.run:

@@ -200,7 +200,7 @@ class Build:
         await self._engine.create(self._building.index, like=self._like)
         self._identity = (await self._engine.present([self._building.index])).get(self._building.index)
         if self._identity is None:
-            raise ReindexFailed(f"{self._building.index!r} was created, and is gone")
+            raise ReindexFailed(f"the index {self._building.index!r} disappeared after it was created")
         return self._identity
 
     async def _fill(self, watch: BuildWatch) -> None:
@@ -218,7 +218,7 @@ class Build:
             raise ReindexFailed("its backfill was cancelled")
         if filled.refusals:
             reasons = "; ".join(f"document {one.id}: {one.reason}" for one in filled.refused[:NAMED])
-            raise ReindexFailed(f"{filled.refusals:,} of the documents cannot be events: {reasons}")
+            raise ReindexFailed(f"cannot emit events for {filled.refusals:,} of the documents: {reasons}")
         self._tell(f"{filled.done:,} documents emitted")
         await self._arrive(watch)
         await self._settle_differences(watch)

@@ -15,7 +15,7 @@ from relaybox.core.imports import load
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.schemes import SEARCH_ENGINES
 from relaybox.core.settings import Destination
-from relaybox.core.values import Parse, parse_table, wrong
+from relaybox.core.values import Parse, either, parse_table, wrong
 from relaybox.errors import ConfigError, did_you_mean, shorten
 from relaybox.search.engine import Change
 from relaybox.sinks.broker import Address, Template, flag, parse_address, text
@@ -46,7 +46,7 @@ def _actions(value: Mapping[str, Any], setting: str) -> Mapping[str, Action]:
     for pattern, action in table.items():
         if action not in _ACTIONS:
             hint = did_you_mean(str(action), _ACTIONS)
-            raise wrong(f"{setting}: {pattern}", action, f"choose {', '.join(map(repr, _ACTIONS))}{hint}")
+            raise wrong(f"{setting}: {pattern}", action, f"choose {either(*map(repr, _ACTIONS))}{hint}")
     return table
 
 

@@ -106,7 +106,7 @@ class IterableRows:
         if self._passes > 1 and callable(self._source.documents):
             documents = await resolve(self._source)
         elif self._passes > 1 and isinstance(documents, Iterator | AsyncIterator):
-            fix = "give the function that makes it, or a list"
+            fix = "pass a list, or the function that returns the iterator"
             raise ConfigError(f"{self._source.label}: an iterator can be read only once; {fix}")
         begun = _Pass(self._source, documents, self._threads)
         await begun.skip(start)

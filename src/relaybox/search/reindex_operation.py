@@ -226,7 +226,7 @@ class BuildWatch:
             for key in [entry.ordering_key for entry in found if entry.ordering_key is not None]:
                 head = await ledger.entries.head(name, key, block=block)
                 if head is not None and head.status == "failed":
-                    fix = f"see {command(f'why {head.event_id}')}, and retry or discard it"
+                    fix = f"see {command(f'why {head.event_id}')}, and retry or discard the failed event"
                     raise ReindexFailed(f"document {document} waits behind an event that failed: {fix}")
         return None
 

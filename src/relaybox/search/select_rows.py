@@ -231,8 +231,8 @@ def shape_of(source: Source, statement: Any) -> Shape:
     table = getattr(column, "table", None)
     named = table.element if isinstance(table, sa.sql.expression.Alias) else table
     if not isinstance(column, sa.ColumnClause) or not isinstance(named, sa.TableClause):
-        fix = "it must be a column of a table, whose rows are locked; name one with Source(id=…)"
-        raise ConfigError(f"{source.label}: {source.id} is an expression, or of a subquery; {fix}")
+        fix = "rows are locked by their id, so name a column of a table with Source(id=…)"
+        raise ConfigError(f"{source.label}: {source.id} is an expression or belongs to a subquery; {fix}")
     nullable = bool(getattr(column, "nullable", True))
     return Shape(statement, column if entity is None else id_, table, named, _kind(column), nullable, entity)
 

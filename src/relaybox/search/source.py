@@ -234,11 +234,11 @@ def as_key(value: Any, source: Source) -> Any:
 
 
 def from_key(key: Any, kind: type | None) -> Any:
-    """Return the key as a column of this type has it. Raise ``ValueError`` if it cannot hold the key."""
+    """Convert the key to the type of its column. Raise ``ValueError`` if it cannot hold the key."""
     if kind is None or isinstance(key, kind):
         return key
     if kind is bytes:
-        raise ValueError("an id that is bytes has no form in JSON")
+        raise ValueError("JSON cannot hold an id that is bytes")
     if kind in (datetime, date):
         return kind.fromisoformat(str(key))
     return kind(str(key))

@@ -16,7 +16,7 @@ from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
 from relaybox.core.outcome import Reject, Unreachable
 from relaybox.core.settings import Destination, Secret
-from relaybox.core.values import Parse, mask_url, parse_count, wrong
+from relaybox.core.values import Parse, either, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
 from relaybox.sinks.sink import clean
 from relaybox.wire.envelope import Envelope, Pack, packer
@@ -159,7 +159,7 @@ def one_of(*allowed: str) -> Parse[str]:
 
     def parse(value: str, setting: str) -> str:
         if value not in allowed:
-            raise wrong(setting, value, f"choose {', '.join(map(repr, allowed))}")
+            raise wrong(setting, value, f"choose {either(*map(repr, allowed))}")
         return value
 
     return parse

@@ -180,7 +180,10 @@ def _check_filter(filter: Filter, *, all: bool, optional: bool) -> None:
     if all and filter != EVERYTHING:
         raise invalid("all", "say all or a filter, not both")
     if not optional and not all and filter == EVERYTHING:
-        raise Problem(422, 'Say which: "ids", a "filter" such as {"destination": "NAME"}, or "all": true.')
+        problem = (
+            'Say which deliveries: give "ids", a "filter" such as {"destination": "NAME"}, or "all": true.'
+        )
+        raise Problem(422, problem)
 
 
 async def _act_on_all(request: Request, action: Action, what: Filter, **options: str | None) -> Any:

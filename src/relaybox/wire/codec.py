@@ -70,7 +70,9 @@ def decode(payload: str | bytes | None, payload_data: bytes | None, encoding: st
     if encoding == BINARY:
         return payload_data
     if encoding is not None:
-        raise PayloadError("$", f"payload_encoding {encoding!r} is not known here; upgrade the relay")
+        raise PayloadError(
+            "$", f"this version does not know payload_encoding {encoding!r}; upgrade the relay"
+        )
     if payload is None:
         return None
     try:
@@ -148,7 +150,7 @@ def _integer(value: int, limits: Limits, room: int) -> int:
 def _float(value: float, limits: Limits, room: int) -> float:
     if math.isfinite(value):
         return value
-    raise _Refused(f"{value!r} has no form in JSON; send None or a string")
+    raise _Refused(f"JSON cannot hold {value!r}; send None or a string")
 
 
 def _decimal(value: Decimal, limits: Limits, room: int) -> str:

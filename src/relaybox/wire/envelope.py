@@ -175,7 +175,9 @@ def _data(delivery: Delivery) -> tuple[Raw | UnsetType, bytes | UnsetType]:
 def _check_encoding(delivery: Delivery) -> None:
     if delivery.payload_encoding not in (None, BINARY):
         # Retry: a newer emitter wrote it, and the next relay to claim it may be newer too.
-        raise Retry(f"payload_encoding {delivery.payload_encoding!r} is not known here; upgrade the relay")
+        raise Retry(
+            f"this version does not know payload_encoding {delivery.payload_encoding!r}; upgrade the relay"
+        )
 
 
 def _timestamp(delivery: Delivery) -> datetime:

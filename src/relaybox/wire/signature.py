@@ -139,7 +139,8 @@ def _private(key: bytes) -> Key:
     private = ed25519.Ed25519PrivateKey.from_private_bytes(key[:32])
     public = private.public_key().public_bytes_raw()
     if key[32:] not in (b"", public):
-        raise ConfigError("the two halves of the key after whsk_ do not belong together; write it as issued")
+        problem = "the key after whsk_ is damaged: its second half is not the public key of its first half"
+        raise ConfigError(f"{problem}; copy the whole key again from where it was created")
     return Key("v1a", private.sign, _public(public).check)
 
 

@@ -304,7 +304,9 @@ def test_a_sqlite_file_that_cannot_be_opened_is_reported_with_its_directory(tmp_
     "url", ["sqlite://", "sqlite:///:memory:", "sqlite+aiosqlite://", "sqlite:///file:x?mode=memory&uri=true"]
 )
 def test_a_database_in_memory_is_not_migrated_for_nothing(url: str) -> None:
-    with pytest.raises(ConfigError, match="it is in memory, and nothing would be kept; name a file"):
+    with pytest.raises(
+        ConfigError, match="it is in memory, so the tables would be lost at once; name a file"
+    ):
         migrate(url)
 
 

@@ -87,7 +87,7 @@ class OutboxTask(Task):  # type: ignore[misc]
             aware: datetime | None = moment and maybe_make_aware(moment, self.app.timezone)
             return aware
         if moment is not None:
-            raise InvalidField(after, seconds, f"give either that or {at}")
+            raise InvalidField(after, seconds, f"give {after} or {at}, not both")
         try:
             return datetime.now(UTC) + timedelta(seconds=seconds)
         except (TypeError, OverflowError, ValueError):

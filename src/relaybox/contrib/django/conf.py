@@ -145,7 +145,7 @@ class OutboxSettings:
 
     @property
     def rings(self) -> bool:
-        """True if a commit notifies relays. In tests, the open connection would block dropping a database."""
+        """True if a commit notifies relays; in tests, its connection would prevent dropping the database."""
         return self.DISPATCH == "relay" or not in_tests()
 
 

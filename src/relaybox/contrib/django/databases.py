@@ -32,7 +32,7 @@ VENDORS = ("postgresql", "mysql", "sqlite")
 def connection_of(using: str) -> BaseDatabaseWrapper:
     """Return this thread's connection to an alias. Raise ``ConfigError`` if the alias does not exist."""
     if using not in connections.settings:
-        raise ConfigError(f"using = {using!r}: no database is called that{did_you_mean(using, connections)}")
+        raise ConfigError(f"using = {using!r}: no database has this name{did_you_mean(using, connections)}")
     return connections[using]
 
 

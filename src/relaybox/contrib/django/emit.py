@@ -85,7 +85,7 @@ def _emit(calls: Sequence[Call], using: str | None, many: bool = False) -> list[
     inside = in_transaction(connection)
     if not inside and get_settings().REQUIRE_ATOMIC:
         raise NotInTransaction(
-            "no transaction is open, so the event would commit apart from the change it belongs to; put both"
+            "no transaction is open: the event would be committed without the change it belongs to; put both"
             " into `with transaction.atomic():` (in asynchronous code, into a function called with"
             " sync_to_async), or set OUTBOX['REQUIRE_ATOMIC'] = False to allow it"
         )

@@ -114,7 +114,7 @@ def _marking(using: str, name: str, function: Callable[..., Any]) -> Callable[[E
 def _write(connection: BaseDatabaseWrapper, work: Callable[[Statements], Steps[T]]) -> T:
     if not in_transaction(connection):
         raise NotInTransaction(
-            "no transaction is open, so the mark would commit apart from the work that it records; put both"
+            "no transaction is open: the mark would be committed without the work that it records; put both"
             " into `with transaction.atomic():`"
         )
     return run_ours(connection, work(_statements(dialect_of(connection).name)))

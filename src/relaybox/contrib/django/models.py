@@ -53,7 +53,7 @@ GIVE_UP = "discard an event that is no longer wanted; delivered rows are removed
 
 
 def refused(method: str, fix: str) -> Callable[..., Any]:
-    """Return a method that refuses to write rows other than through the outbox."""
+    """Return a method that only raises, because rows are written through the outbox."""
 
     def refuse(self: Any, *args: Any, **kwargs: Any) -> Any:
         model = getattr(self, "model", type(self))

@@ -252,7 +252,7 @@ def _check_clauses(source: Source, queryset: Any) -> None:
     }
     for what, found in refused.items():
         if found:
-            why = "a document is one row of a table, which is locked, and pages go by its id"
+            why = "each document must be one row of a table, which is found and locked by its id"
             raise ConfigError(f"{source.label}: the QuerySet has {what}; leave it out: {why}")
 
 

@@ -149,7 +149,7 @@ def _opened(using: str) -> Iterator[Execute]:
             yield partial(execute, connection_of(using))
     except SynchronousOnlyOperation as error:
         raise ConfigError(
-            "asynchronous code cannot call this: await the version whose name begins with `a`"
+            "asynchronous code cannot call this: await the method with an `a` before its name"
         ) from error
     except Error as error:
         raise_ours(error)

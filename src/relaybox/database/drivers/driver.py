@@ -65,7 +65,7 @@ class Channel:
         self.names = names
 
     def check(self, autocommit: bool) -> bool:
-        """Raise if the connection cannot be written to; return True if writes commit on their own."""
+        """Raise if the connection cannot be written to; return True if each write commits by itself."""
         driver, connection = self.driver, self.connection
         check_usable(driver, connection)
         if driver.begins(connection) or driver.is_open(connection):
@@ -109,16 +109,16 @@ def check_usable(driver: Driver, connection: Any, over: str = "") -> None:
 
 def closed(name: str) -> ConnectionClosed:
     """Return the error for a closed connection."""
-    return ConnectionClosed(f"the {name} connection is closed; use it before that, or use another one")
+    return ConnectionClosed(f"the {name} connection is closed; open a new one")
 
 
 def not_in_transaction(driver: Driver, names: Names) -> NotInTransaction:
-    """Return the error for an INSERT that would commit on its own."""
+    """Return the error for an INSERT that would commit by itself."""
     block = "async with" if iscoroutinefunction(driver.execute) else "with"
     return NotInTransaction(
-        f"the {driver.name} connection is in autocommit and no transaction is open, so that what is written"
-        " would commit apart from the change it belongs to; write"
-        f" `{block} {names.owner}.transaction(connection):` around both{names.otherwise}"
+        f"the {driver.name} connection is in autocommit and no transaction is open: what this call"
+        " writes would be committed without the change it belongs to; put the change and this call into"
+        f" `{block} {names.owner}.transaction(connection):`{names.otherwise}"
     )
 
 

@@ -130,7 +130,9 @@ def _remember(kind: type, names: Names) -> Found:
         if name in _FIXES:
             raise UnsupportedConnection(f"{name_of(kind)}: {_FIXES[name].format_map(words)}")
     accepted = _ACCEPTED.format_map(words)
-    raise UnsupportedConnection(f"{name_of(kind)} is not a connection or session known here; {accepted}")
+    raise UnsupportedConnection(
+        f"{name_of(kind)} is not a connection or session that Relaybox supports; {accepted}"
+    )
 
 
 def _driver(path: str) -> Driver:

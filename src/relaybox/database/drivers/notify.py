@@ -24,7 +24,7 @@ def listen(channel: str) -> sql.Composed:
     return sql.SQL("LISTEN {}").format(sql.Identifier(channel))
 
 
-class Line:
+class NotifyConnection:
     """A connection that sends notifications. It reads each answer before it sends the next one."""
 
     def __init__(self, connection: Connection[Any]) -> None:

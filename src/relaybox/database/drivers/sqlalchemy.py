@@ -144,7 +144,7 @@ def _in_autocommit(driver: Driver, otherwise: str = "") -> NotInTransaction:
     call = "await connection" if iscoroutinefunction(driver.execute) else "connection"
     return NotInTransaction(
         f"the SQLAlchemy {driver.name} connection has the isolation level AUTOCOMMIT, in which begin() begins"
-        " no transaction, so that what is written would commit apart from the change it belongs to;"
+        " no transaction: what this call writes would be committed without the change it belongs to;"
         f" call {call}.{option} before it begins, or make the session or connection of engine.{option}"
         f"{otherwise}"
     )

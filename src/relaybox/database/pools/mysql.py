@@ -14,7 +14,7 @@ from sqlalchemy import make_url
 
 from relaybox.database.dialects import LOCK_WAIT_TIMEOUT, refusal
 from relaybox.database.drivers.asyncmy import Asyncmy as Driver
-from relaybox.database.pools.places import Places
+from relaybox.database.pools.places import ConnectionPlaces
 from relaybox.database.statements.delivery import LOCK_SECONDS, STATEMENT_SECONDS, Query
 from relaybox.database.steps import Rows, Steps, adrive
 
@@ -44,7 +44,7 @@ class Asyncmy:
         self._mariadb = mariadb
         self._url = make_url(url).set(drivername="mysql+asyncmy")
         self._connections = connections
-        self._places = Places(connections, chained=True)
+        self._places = ConnectionPlaces(connections, chained=True)
         self._pool: Any = None
         self._patience = ANSWER_SECONDS
 

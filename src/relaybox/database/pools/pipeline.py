@@ -157,7 +157,7 @@ class _Exchange:
             result = self._libpq.get_result()
             if result is None:
                 if nothing:
-                    raise psycopg.OperationalError("the connection ended in the midst of an answer")
+                    raise psycopg.OperationalError("the connection ended in the middle of an answer")
                 nothing = True
             elif result.status == ExecStatus.PIPELINE_SYNC:
                 self._done.set_result(self._results)

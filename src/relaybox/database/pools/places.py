@@ -15,7 +15,7 @@ HELD_UP = 0.25
 """Seconds after which a call is probably waiting for a lock, and makes room for others."""
 
 
-class Places:
+class ConnectionPlaces:
     """Limits concurrent calls to the number of connections.
 
     One place is reserved for waiting calls: a slow call moves there, and a lane that last met a lock starts
@@ -112,7 +112,7 @@ class Places:
 
 
 class _Call:
-    def __init__(self, places: Places, lane: str) -> None:
+    def __init__(self, places: ConnectionPlaces, lane: str) -> None:
         self._places = places
         self.lane = lane
         self.began = 0.0

@@ -15,7 +15,7 @@ from psycopg.errors import LockNotAvailable
 from relaybox.database.connect import hang_up
 from relaybox.database.dialects import refusal
 from relaybox.database.pools.pipeline import Pipeline
-from relaybox.database.pools.places import Places
+from relaybox.database.pools.places import ConnectionPlaces
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.database.steps import Rows, Steps, adrive
 from relaybox.database.transactions import BEGIN_WRITING, TRANSACTION
@@ -50,7 +50,7 @@ class Psycopg:
         self._url = url
         self._statements = statements
         self._lasting = frozenset(statements.texts())
-        self._places = Places(connections)
+        self._places = ConnectionPlaces(connections)
         self._idle: list[Session] = []
 
     async def run(self, begin: Callable[[], Steps[T]], *, checked: bool = False, lane: str = "") -> T:

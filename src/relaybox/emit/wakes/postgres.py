@@ -25,7 +25,7 @@ from psycopg.conninfo import conninfo_to_dict
 
 from relaybox.core.values import without_password
 from relaybox.database.connect import hang_up
-from relaybox.database.drivers.notify import NOTIFY, Ear, Line, listen
+from relaybox.database.drivers.notify import NOTIFY, Ear, NotifyConnection, listen
 from relaybox.emit.wakes.local import LocalWake, renew_after_fork
 
 log = logging.getLogger("relaybox.wake")
@@ -88,7 +88,7 @@ class Notifier:
         self._idle = idle
         self._warned = False
         self._thread: threading.Thread | None = None
-        self._line: Line | None = None
+        self._line: NotifyConnection | None = None
         """Set while it is free; the thread takes it to send."""
         self.after_fork()
         renew_after_fork(self)
@@ -167,7 +167,7 @@ class Notifier:
                 self._line, self._in_trouble = line, pause > 0
                 self._begin = time.monotonic() + max(pause, GAP_SECONDS)
 
-    def _next(self) -> tuple[list[str], Line | None]:
+    def _next(self) -> tuple[list[str], NotifyConnection | None]:
         """Return the names to send, when it is time, and the connection; no names if the thread must end."""
         with self._changed:
             while not self._closing and (seconds := self._rest()) > 0:
@@ -186,7 +186,7 @@ class Notifier:
         end = self._begin if self._names else self._begin + self._idle
         return end - time.monotonic()
 
-    def _send(self, line: Line | None, names: list[str]) -> Line:
+    def _send(self, line: NotifyConnection | None, names: list[str]) -> NotifyConnection:
         if line is not None:
             try:
                 line.finish(ANSWER_SECONDS)
@@ -196,7 +196,7 @@ class Notifier:
             except psycopg.Error:
                 # The server may have restarted since the last call: try a new connection once.
                 line.close()
-        fresh = Line(psycopg.connect(**_options(self._url)))
+        fresh = NotifyConnection(psycopg.connect(**_options(self._url)))
         try:
             fresh.send(self._channel, names)
             fresh.finish(ANSWER_SECONDS)

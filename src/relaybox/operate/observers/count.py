@@ -118,7 +118,7 @@ class Window:
     def add(
         self, settlements: Sequence[Settlement], lost: frozenset[UUID], at: float, now: datetime
     ) -> Count:
-        """Count, and return the count of these. Sample the lags of a long batch."""
+        """Count these settlements, and return their own count. Of a long batch, keep only some lags."""
         self._begin(at)
         count = Count()
         count.add(settlements, lost)

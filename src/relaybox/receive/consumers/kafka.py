@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, parse_count, parse_name, parse_names
 from relaybox.errors import ConfigError, MissingExtra
-from relaybox.receive.consumer import Crashed, Once, Refused, Verdict, log
+from relaybox.receive.consumer import Crashed, Once, Rejected, Verdict, log
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, finish, pause, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON, Received
@@ -91,7 +91,7 @@ class KafkaConsumer(Loop):
     async def _decide(self, message: Any, attempt: int) -> Verdict:
         received, then = _received(message, attempt), "passed over"
         verdict = await self._judge(received)
-        if not isinstance(verdict, Refused):
+        if not isinstance(verdict, Rejected):
             return verdict
         if self._dead_letter is not None:
             then = "given to dead_letter"
@@ -166,7 +166,7 @@ class Thread:
                 answer.set_exception(error)
 
 
-class Lane:
+class PartitionQueue:
     """The waiting messages of one partition, and the task that processes the first of them."""
 
     def __init__(self, attend: Attend, moved: asyncio.Event) -> None:
@@ -206,7 +206,9 @@ class Membership:
         self._topics = topics
         self._prefetch = prefetch
         self._moved = asyncio.Event()
-        self._lanes: defaultdict[Partition, Lane] = defaultdict(lambda: Lane(attend, self._moved))
+        self._queues: defaultdict[Partition, PartitionQueue] = defaultdict(
+            lambda: PartitionQueue(attend, self._moved)
+        )
         self._assigned: dict[Partition, object] = {}
         """Our partitions, as the client's thread sees them; each value identifies one assignment."""
         self._loop = asyncio.get_running_loop()
@@ -235,7 +237,7 @@ class Membership:
 
     async def end(self) -> None:
         """Finish the current messages, commit their offsets, and leave the group."""
-        offsets = await self._leave(list(self._lanes))
+        offsets = await self._leave(list(self._queues))
         try:
             async with asyncio.timeout(CLOSE_SECONDS):
                 await self._thread.call(self._close, offsets)
@@ -247,7 +249,7 @@ class Membership:
         error = message.error()
         if error is None:
             self._said.clear()
-            self._lanes[_place(message)].put(message)
+            self._queues[_place(message)].put(message)
         elif error.fatal():
             raise kafka.KafkaException(error)
         else:
@@ -256,33 +258,33 @@ class Membership:
     def _crowded(self) -> bool:
         """True if a partition has just become full: wait for it, because a pause drops its messages."""
         now, crowded = time.monotonic(), False
-        for lane in self._lanes.values():
-            if len(lane.waiting) < self._prefetch:
-                lane.full_since = None
-            elif not lane.paused:
-                lane.full_since = lane.full_since or now
-                crowded |= now - lane.full_since < PAUSE_SECONDS
+        for queue in self._queues.values():
+            if len(queue.waiting) < self._prefetch:
+                queue.full_since = None
+            elif not queue.paused:
+                queue.full_since = queue.full_since or now
+                crowded |= now - queue.full_since < PAUSE_SECONDS
         return crowded
 
     def _flow(self) -> tuple[list[Any], list[Any], list[Any], float]:
         pause, resume, done = [], [], []
-        for place, lane in self._lanes.items():
-            if not lane.paused and lane.full_since is not None:
+        for place, queue in self._queues.items():
+            if not queue.paused and queue.full_since is not None:
                 pause.append(kafka.TopicPartition(*place))
-                lane.paused = True
-            elif lane.paused and len(lane.waiting) <= self._prefetch // 2:
+                queue.paused = True
+            elif queue.paused and len(queue.waiting) <= self._prefetch // 2:
                 resume.append(kafka.TopicPartition(*place))
-                lane.paused = False
-            if lane.next_offset is not None and lane.next_offset != lane.committed:
-                done.append(kafka.TopicPartition(*place, lane.next_offset))
-                lane.committed = lane.next_offset
-        paused = any(lane.paused for lane in self._lanes.values())
+                queue.paused = False
+            if queue.next_offset is not None and queue.next_offset != queue.committed:
+                done.append(kafka.TopicPartition(*place, queue.next_offset))
+                queue.committed = queue.next_offset
+        paused = any(queue.paused for queue in self._queues.values())
         return pause, resume, done, BUSY_POLL_SECONDS if paused else POLL_SECONDS
 
     async def _leave(self, places: Iterable[Partition]) -> list[Any]:
-        lanes = {place: self._lanes.pop(place) for place in places if place in self._lanes}
-        await asyncio.gather(*(lane.end() for lane in lanes.values()))
-        offsets = {place: lane.next_offset for place, lane in lanes.items()}
+        queues = {place: self._queues.pop(place) for place in places if place in self._queues}
+        await asyncio.gather(*(queue.end() for queue in queues.values()))
+        offsets = {place: queue.next_offset for place, queue in queues.items()}
         return [kafka.TopicPartition(*place, at) for place, at in offsets.items() if at is not None]
 
     # The methods below run in the client's thread.
@@ -319,7 +321,7 @@ class Membership:
             self._assigned.pop(place, None)
         # A pause would still hold when they come back.
         self._client.resume(partitions)
-        if not self._lanes:
+        if not self._queues:
             return []
         return asyncio.run_coroutine_threadsafe(self._leave(places), self._loop).result()
 

@@ -15,7 +15,7 @@ from relaybox.core.event import Event
 from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, duration_from, mask_url, parse_secret
-from relaybox.receive.consumer import Consumer, Crashed, Done, Later, Once, Refused, Verdict, cancelled, log
+from relaybox.receive.consumer import Consumer, Crashed, Done, Later, Once, Rejected, Verdict, cancelled, log
 from relaybox.receive.consumers.calls import LimitedCalls
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import Malformed, Received, unpack
@@ -93,7 +93,7 @@ class Loop(Consumer):
         try:
             event = unpack(message)
         except Malformed as error:
-            return Refused(str(error))
+            return Rejected(str(error))
         return await self.ahandle(event)
 
     async def _in_loop(self, event: Event) -> Verdict:
@@ -123,20 +123,20 @@ class Loop(Consumer):
         ending: asyncio.Event,
         then: str,
         most: float = math.inf,
-    ) -> Done | Refused | None:
+    ) -> Done | Rejected | None:
         """Return how a message ended, or None if ``ending`` was set or ``most`` seconds passed first."""
         since, attempt = time.monotonic(), 0
         while not ending.is_set() and time.monotonic() - since < most:
             attempt += 1
             verdict = await self._guard(judge(attempt))
-            if isinstance(verdict, Done | Refused):
+            if isinstance(verdict, Done | Rejected):
                 return verdict
             seconds = min(self._delay(verdict, attempt), most)
             self._report(message_id, verdict, f"{then} {seconds:.1f}s")
             await pause(ending, seconds)
         return None
 
-    def _report(self, message_id: str, verdict: Later | Crashed | Refused, then: str) -> None:
+    def _report(self, message_id: str, verdict: Later | Crashed | Rejected, then: str) -> None:
         name = message_id or "without an id"
         log.warning("%s: message %s: %s; %s", self._consumer, name, verdict.reason, then)
 

@@ -15,7 +15,7 @@ from typing import Any
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, parse_count, parse_name
 from relaybox.errors import MissingExtra
-from relaybox.receive.consumer import Done, Once, Refused, log
+from relaybox.receive.consumer import Done, Once, Rejected, log
 from relaybox.receive.consumers.loop import BACKOFF, TIMEOUT, Loop, Work, parse_url, text_headers
 from relaybox.sinks.sink import describe
 from relaybox.wire.envelope import JSON, Received
@@ -128,7 +128,7 @@ class NatsConsumer(Loop):
                 keeping.cancel()
             if isinstance(verdict, Done):
                 await message.ack()
-            elif isinstance(verdict, Refused):
+            elif isinstance(verdict, Rejected):
                 self._report(received.message_id, verdict, "terminated: it will not be delivered again")
                 await message.term()
             else:

@@ -94,7 +94,7 @@ class Agreement:
 
     def _known_alone(self, error: NoTables) -> dict[str, Setting]:
         if not self._alone:
-            log.warning("upkeep knows only of its own destinations: %s", error)
+            log.warning("cannot read other relays' settings; upkeep uses only its own: %s", error)
         self._alone = True
         return dict(self._mine)
 

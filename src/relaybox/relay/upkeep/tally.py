@@ -111,7 +111,7 @@ def _lags(created: Sequence[datetime], now: datetime) -> Mapping[int, int]:
 
 
 def bucket(seconds: float) -> int:
-    """Return the bucket of a lag."""
+    """Return the number of the histogram's bucket that counts this lag."""
     if seconds <= FIRST_ENDS:
         return 0
     # Round it, so that a lag exactly at the end of a bucket is still in it.

@@ -38,7 +38,7 @@ class Application(NamedTuple):
     def action_of(self, change: Change) -> bytes:
         """Return the action for a batch. Raise ``Reject`` if Algolia cannot store the document."""
         if not change.id:
-            raise Reject("the aggregate's id is empty, and an objectID must not be")
+            raise Reject("the aggregate's id is empty, but Algolia needs an objectID")
         if change.document is None:
             return json.encode({"action": "deleteObject", "body": {"objectID": change.id}})
         document, version = change.document, self.version_field

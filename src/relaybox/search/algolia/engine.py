@@ -185,7 +185,7 @@ class AlgoliaEngine:
     def _without_bad(
         self, reply: Reply, part: Sequence[Write], answers: dict[int, Answer]
     ) -> list[Sequence[Write]]:
-        """Answer the bad record of a refused batch; return what to try next."""
+        """Set the answer of the bad record in a refused batch; return the batches to try next."""
         bad = part[0] if len(part) == 1 else _named(reply, part)
         if bad is None:
             return halves(part)

@@ -161,8 +161,8 @@ def _of_some(reply: Reply) -> Error:
 def _encode(change: Change) -> bytes:
     if not is_id(change.id):
         raise Reject(
-            f"{shorten(change.id)} is not an id for Meilisearch: it takes letters a-z A-Z, digits, - and _, "
-            f"at most {LONGEST_ID} of them"
+            f"{shorten(change.id)} is not an id for Meilisearch, which takes up to {LONGEST_ID} "
+            "characters: letters a-z and A-Z, digits, - and _"
         )
     try:
         return json.encode(change.id if change.document is None else dict(change.document))

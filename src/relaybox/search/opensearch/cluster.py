@@ -48,7 +48,7 @@ class Cluster(Client):
         shards = answer.get("_shards") if isinstance(answer, dict) else None
         if isinstance(shards, dict) and shards.get("failed"):
             raise Unavailable(
-                f"{reply.where} answers for a part of the index only: some of its shards failed"
+                f"{reply.where} answered for only a part of the index, because some of its shards failed"
             )
         return answer
 

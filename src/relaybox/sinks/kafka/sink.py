@@ -339,7 +339,7 @@ class Run:
             self.answer(at, answer)
 
     def once_more(self, at: int) -> None:
-        """Hand the message over again in a batch of its own, because its batch was refused."""
+        """Send the message again in a batch of its own, because its batch was refused."""
         if not self.over:
             self.alone.add(at)
             self.ready.append(at)

@@ -219,7 +219,7 @@ class Subjects:
         if _BAD_IN_SUBJECT.search(subject):
             raise Reject(f"{subject!r} is not a subject: it has white space, a wildcard or an empty part")
         if subject[0] == "$" and self.written[0] != "$":
-            raise Reject(f"the subject {subject!r} is the server's own; nothing of an event may lead there")
+            raise Reject(f"the subject {subject!r} begins with $, which is reserved for the server")
         if len(subject.encode()) > LONGEST_SUBJECT:
             raise Reject(f"a subject of {len(subject.encode())} bytes: the limit is {LONGEST_SUBJECT}")
         self._last = subject

@@ -218,7 +218,7 @@ def _is_open(channel: Channel) -> bool:
 
 async def _open_channel(connection: Connection) -> Channel:
     if connection.is_closed:
-        raise aiormq.AMQPConnectionError("it is closed")
+        raise aiormq.AMQPConnectionError("the connection is closed")
     with quiet():
         channel = await connection.channel(on_return_raises=True, frame_buffer_size=0)
     assert isinstance(channel, Channel)

@@ -136,7 +136,7 @@ class RabbitMqSink(OneByOne):
                 self._largest = None
 
     def _doubts(self, message: Publication, link: Link) -> bool:
-        """True if the message could get the shared channel closed, or has the id of a message there."""
+        """True if the broker may close the shared channel for this message, or if its id is in use there."""
         return (
             message.exchange in self._refused
             or (self._largest is not None and len(message.body) > self._largest)
