@@ -29,10 +29,9 @@ from relaybox.relay.gate import Gate
 from relaybox.relay.probe import Probe
 from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.rest import Rest
-from relaybox.relay.room import Room
+from relaybox.relay.room import Room, Share
 from relaybox.relay.send import Sender
 from relaybox.relay.settle import Settler
-from relaybox.relay.share import Share
 from relaybox.relay.shutdown import Shutdown
 from relaybox.relay.sizing import Sizing
 from relaybox.relay.suspects import Suspects

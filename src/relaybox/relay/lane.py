@@ -25,9 +25,8 @@ from relaybox.relay.gate import Gate
 from relaybox.relay.prepare import Preparation
 from relaybox.relay.probe import Probe, is_due
 from relaybox.relay.rest import Rest
-from relaybox.relay.room import Room
+from relaybox.relay.room import Room, Share
 from relaybox.relay.send import Sender
-from relaybox.relay.share import Share
 from relaybox.relay.shared import Shared
 from relaybox.relay.shutdown import Shutdown
 from relaybox.relay.sizing import BYTES_A_CLAIM, longest_run

@@ -1,4 +1,4 @@
-"""Wait until a lane may claim more: its rows and bytes in flight are limited."""
+"""Limit what a lane has in flight: its rows and bytes, and its share of its destination's ``concurrency``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from relaybox.relay.batch import InFlight
 from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
 from relaybox.relay.release import Releases
+from relaybox.relay.shared import Shared
 from relaybox.relay.sizing import Sizing
+from relaybox.sinks.sink import Sink
 
 PATIENCE_FOR_ROOM = 0.25
 """Seconds that rows may wait behind a running send of their key while no claim has room."""
@@ -65,3 +67,41 @@ class Room:
             return False
         self._sizing.shorten_run()
         return await self._releases.give_back(behind)
+
+
+class Share:
+    """The share of one lane. It follows other relays as they come and go."""
+
+    def __init__(
+        self, destination: Destination, shared: Shared, sink: Sink, in_flight: InFlight, releases: Releases
+    ) -> None:
+        self._destination = destination
+        self._shared = shared
+        self._sink = sink
+        self._in_flight = in_flight
+        self._releases = releases
+
+    @property
+    def size(self) -> int:
+        """Return how many sends this relay may run at once."""
+        return self._shared.share(self._destination.name, self._destination.concurrency)
+
+    def apply(self) -> int:
+        """Limit the sink to the size, and return it."""
+        if size := self.size:
+            self._sink.limit(size)
+        return size
+
+    async def run(self) -> None:
+        """Follow the share even while nothing is claimed, forever."""
+        while True:
+            self._shared.observer.overdue(self._destination.name, getattr(self._sink, "overdue", 0))
+            size = self.size
+            self._sink.limit(size)
+            if not size:
+                await self._stand_back()
+            await self._shared.clock.sleep(1.0)
+
+    async def _stand_back(self) -> None:
+        """Give back what has not begun: without a share it would wait here forever."""
+        await self._releases.give_back(self._in_flight.unbegun())
