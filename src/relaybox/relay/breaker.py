@@ -78,12 +78,7 @@ class Outage:
     """Closes a lane down while its circuit opens."""
 
     def __init__(
-        self,
-        destination: Destination,
-        breaker: Breaker,
-        gate: Gate,
-        in_flight: InFlight,
-        releases: Releases,
+        self, destination: Destination, breaker: Breaker, gate: Gate, in_flight: InFlight, releases: Releases
     ) -> None:
         self._timeout = destination.timeout
         self._breaker = breaker

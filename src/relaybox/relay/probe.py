@@ -17,12 +17,7 @@ class Probe:
     """Probes one destination."""
 
     def __init__(
-        self,
-        circuit: Circuit,
-        breaker: Breaker,
-        outage: Outage,
-        source: Source,
-        sender: Sender,
+        self, circuit: Circuit, breaker: Breaker, outage: Outage, source: Source, sender: Sender
     ) -> None:
         self._circuit = circuit
         self._breaker = breaker

@@ -18,12 +18,7 @@ class Shutdown:
     """Stops one lane."""
 
     def __init__(
-        self,
-        gate: Gate,
-        in_flight: InFlight,
-        releases: Releases,
-        outage: Outage,
-        looking: asyncio.Lock,
+        self, gate: Gate, in_flight: InFlight, releases: Releases, outage: Outage, looking: asyncio.Lock
     ) -> None:
         self._gate = gate
         self._in_flight = in_flight
