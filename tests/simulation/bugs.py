@@ -235,7 +235,7 @@ async def _count_what_is_under_way(self: Shutdown, patience: float) -> None:
 
 
 async def _wait_for_a_word(self: Rest) -> bool:
-    return await self._shared.wake.wait(self._name, 1e6)
+    return await self._shared.wake.wait(self._destination.name, 1e6)
 
 
 async def _keep_what_is_not_sent(self: Probe, claim: Claim, until: float, held: Any) -> Claim:

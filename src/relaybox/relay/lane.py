@@ -53,21 +53,18 @@ class Lane:
         self._gate = gate = Gate(destination, shared.clock, in_flight)
         self._rest = Rest(destination, shared)
         self._source = source = Source(destination, shared, in_flight, dead_letter, only, self._rest)
-        settler, sizing, releases = source.settler, source.claims.sizing, source.releases
         circuit = Circuit()
         breaker = Breaker(destination.name, shared, circuit)
-        outage = Outage(destination, breaker, gate, in_flight, releases)
+        outage = Outage(destination, breaker, gate, source)
         policy = Policy(destination, circuit, shared.random)
-        answers = Answers(policy, settler, outage, in_flight)
-        preparation = Preparation(destination, shared, policy, gate, settler)
-        self._sender = sender = Sender(
-            destination, sink, shared, in_flight, gate, preparation, answers, sizing
-        )
+        answers = Answers(policy, source, outage)
+        preparation = Preparation(destination, shared, policy, gate, source.settler)
+        self._sender = sender = Sender(destination, sink, shared, source, gate, preparation, answers)
         self._probe = Probe(circuit, breaker, outage, source, sender)
-        self._room = Room(destination, shared.clock, sizing, in_flight, gate, releases, outage)
-        self._share = Share(destination, shared, sink, in_flight, releases)
+        self._room = Room(destination, shared.clock, source, gate, outage)
+        self._share = Share(destination, shared, sink, source)
         self._suspects = Suspects(destination, shared, source, sender, gate, self._room, self._share)
-        self._shutdown = Shutdown(gate, in_flight, releases, outage, self._suspects.looking)
+        self._shutdown = Shutdown(gate, source, outage, self._suspects.looking)
 
     def stop(self) -> None:
         """Claim and begin nothing more; ``run`` returns when the running sends are settled."""

@@ -7,12 +7,10 @@ from contextlib import suppress
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.batch import InFlight
 from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
-from relaybox.relay.release import Releases
 from relaybox.relay.shared import Shared
-from relaybox.relay.sizing import Sizing
+from relaybox.relay.source import Source
 from relaybox.sinks.sink import Sink
 
 PATIENCE_FOR_ROOM = 0.25
@@ -23,21 +21,14 @@ class Room:
     """The room of one lane for further deliveries."""
 
     def __init__(
-        self,
-        destination: Destination,
-        clock: Clock,
-        sizing: Sizing,
-        in_flight: InFlight,
-        gate: Gate,
-        releases: Releases,
-        outage: Outage,
+        self, destination: Destination, clock: Clock, source: Source, gate: Gate, outage: Outage
     ) -> None:
         self._concurrency = destination.concurrency
         self._clock = clock
-        self._sizing = sizing
-        self._in_flight = in_flight
+        self._sizing = source.claims.sizing
+        self._in_flight = source.in_flight
+        self._releases = source.releases
         self._gate = gate
-        self._releases = releases
         self._outage = outage
 
     async def until_free(self) -> None:
@@ -72,14 +63,11 @@ class Room:
 class Share:
     """The share of one lane. It follows other relays as they come and go."""
 
-    def __init__(
-        self, destination: Destination, shared: Shared, sink: Sink, in_flight: InFlight, releases: Releases
-    ) -> None:
+    def __init__(self, destination: Destination, shared: Shared, sink: Sink, source: Source) -> None:
         self._destination = destination
         self._shared = shared
         self._sink = sink
-        self._in_flight = in_flight
-        self._releases = releases
+        self._source = source
 
     @property
     def size(self) -> int:
@@ -104,4 +92,4 @@ class Share:
 
     async def _stand_back(self) -> None:
         """Give back what has not begun: without a share it would wait here forever."""
-        await self._releases.give_back(self._in_flight.unbegun())
+        await self._source.releases.give_back(self._source.in_flight.unbegun())
