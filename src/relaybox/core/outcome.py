@@ -13,13 +13,15 @@ from datetime import timedelta
 from typing import Any, TypeAlias
 
 
-class Retry(Exception):
-    """Raised by a handler: try this event again later (it counts as an attempt)."""
-
+class _Later(Exception):
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.after = after
+
+
+class Retry(_Later):
+    """Raised by a handler: try this event again later (it counts as an attempt)."""
 
 
 class Interrupted(Retry):
@@ -34,13 +36,8 @@ class Reject(Exception):
         self.reason = reason
 
 
-class Unavailable(Exception):
+class Unavailable(_Later):
     """Raised by a handler: the destination has a problem, not the event."""
-
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.after = after
 
 
 class Unreachable(Unavailable):

@@ -37,6 +37,20 @@ from relaybox.emit.committed import AfterCommit
 from relaybox.emit.transaction import Transaction
 from relaybox.errors import EmitError, InvalidField, NotInTransaction
 
+T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
+Work: TypeAlias = Callable[[Statements], Steps[T]]
+
+ONCE = Names("inbox", "once", "aonce", "once")
+
+PATIENCE = 10.0
+"""Seconds for an asynchronous connection, which may hang, to remove a mark."""
+
+ENDED = (
+    "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
+    "to the code that began it, after the block"
+)
+
 WINDOW = 7 * 86_400.0
 """Seconds for which marks are kept by default."""
 
@@ -92,23 +106,10 @@ def prune(statements: Statements, window: float) -> Steps[int]:
 
 def note_left(error: BaseException, key: Key, failure: Exception) -> None:
     """Add a note to the error: its transaction must be rolled back, because the mark could not be removed."""
+    if isinstance(failure, EmitError):
+        return  # the transaction is over, or can only be rolled back
     problem = f"{type(failure).__name__} when the mark was to be taken back"
     error.add_note(f"inbox: {key.consumer!r}, {key.message_id!r}: {problem}; roll the transaction back")
-
-
-T = TypeVar("T")
-Function = TypeVar("Function", bound=Callable[..., Any])
-Work: TypeAlias = Callable[[Statements], Steps[T]]
-
-ONCE = Names("inbox", "once", "aonce", "once")
-
-PATIENCE = 10.0
-"""Seconds for an asynchronous connection, which may hang, to remove a mark."""
-
-ENDED = (
-    "the transaction was committed or rolled back inside the block of once, and the mark with it; leave that "
-    "to the code that began it, after the block"
-)
 
 
 class Inbox:
@@ -252,7 +253,7 @@ class Writer:
                 try:
                     self.write(connection, partial(forget, key=key))
                 except Exception as failure:
-                    _note_left(error, key, failure)
+                    note_left(error, key, failure)
             raise
         if first:
             self._is_open(connection, began, key)
@@ -271,7 +272,7 @@ class Writer:
                     async with asyncio.timeout(PATIENCE):
                         await self.awrite(connection, partial(forget, key=key))
                 except Exception as failure:
-                    _note_left(error, key, failure)
+                    note_left(error, key, failure)
             raise
         if first:
             self._is_open(connection, began, key)
@@ -299,9 +300,3 @@ class Writer:
 
     def _make_statements(self, driver: Driver) -> Statements:
         return inbox_statements(self._tables, driver.dialect, driver.style)
-
-
-def _note_left(error: BaseException, key: Key, failure: Exception) -> None:
-    # After an EmitError the transaction is over, or can only be rolled back.
-    if not isinstance(failure, EmitError):
-        note_left(error, key, failure)

@@ -78,8 +78,8 @@ class Lane:
             try:
                 async with self._beside(patience, self._suspects.run(), self._share.run()):
                     while not self._gate.stopping:
-                        if not await self._round():
-                            await self._sleep()
+                        if not await self._round() and not await self._rest.sleep():
+                            self._source.claims.expects = False
             except Exception as error:
                 # A bug here or in a sink: leave the deliveries to their leases. Other lanes go on.
                 self._shared.observer.trouble(self._destination.name, "run", error)
@@ -178,10 +178,6 @@ class Lane:
             sizing.learn(len(claim.deliveries), batch.bytes, in_flight.answered, self._shared.clock.now())
             in_flight.answered = 0
         return claim
-
-    async def _sleep(self) -> None:
-        if not await self._rest.sleep():
-            self._source.claims.expects = False
 
     async def _until_empty(self) -> None:
         """Wait until all is settled, or the lane is stopped."""

@@ -21,6 +21,9 @@ from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.broker import Address
 from relaybox.sinks.sink import DELIVERED, clean
 
+if TYPE_CHECKING:
+    from relaybox.sinks.kafka.sink import Sent
+
 FIRST_TRIES = 0.5
 """Seconds for which a new producer may fail to connect: a name's first address may be the wrong one."""
 STALE = 2.0
@@ -153,9 +156,6 @@ def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject 
         return Unavailable(why)
     return Retry(f"{why} ({error.name()})")
 
-
-if TYPE_CHECKING:
-    from relaybox.sinks.kafka.sink import Sent
 
 Headers: TypeAlias = dict[str, str | bytes | None]
 
