@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from relaybox.errors import ConfigError
-from relaybox.operate.action import Pace, never
+from relaybox.operate.pace import Pace, never
 
 
 class Watch:
@@ -13,8 +13,8 @@ class Watch:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 0.0
-        monkeypatch.setattr("relaybox.operate.action.time.monotonic", lambda: self.now)
-        monkeypatch.setattr("relaybox.operate.action.asyncio.sleep", self.sleep)
+        monkeypatch.setattr("relaybox.operate.pace.time.monotonic", lambda: self.now)
+        monkeypatch.setattr("relaybox.operate.pace.asyncio.sleep", self.sleep)
 
     async def sleep(self, seconds: float) -> None:
         self.now += seconds

@@ -17,10 +17,11 @@ import msgspec
 from uuid_utils.compat import uuid7
 
 from relaybox.errors import ConfigError, RelayboxError
-from relaybox.operate.action import Done, Options, Pace, never
+from relaybox.operate.action import Done, Options
 from relaybox.operate.admin import Admin
 from relaybox.operate.admin_actions import described
 from relaybox.operate.configured import Action
+from relaybox.operate.pace import Pace, never
 from relaybox.operate.runner import Runner
 from relaybox.stores.journal import Operation
 from relaybox.stores.ledger import Filter

@@ -22,7 +22,7 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
-from relaybox.operate.action import LOOK, Pace, never
+from relaybox.operate.pace import LOOK, Pace, never
 from relaybox.operate.runner import Runner
 from relaybox.search.change import INDEX_HEADER, Changes, changes_of, check_target, rereads
 from relaybox.search.checkpoint import MARK, PAUSE, Cancelled, Checkpoint, Lost, Position

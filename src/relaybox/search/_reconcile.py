@@ -22,8 +22,8 @@ import msgspec
 from relaybox.core.event_loop import run
 from relaybox.emit.row import Call
 from relaybox.errors import ConfigError
-from relaybox.operate.action import Pace, never
 from relaybox.operate.admin import Progress, Stop, no_progress
+from relaybox.operate.pace import Pace, never
 from relaybox.search.change import INDEX_HEADER
 from relaybox.search.engine import EngineFailed, pages, translated_errors
 from relaybox.search.results import Difference, Kind, Reconciled, RefusedDocument

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from relaybox.core.commands import command
 from relaybox.core.event_loop import run
 from relaybox.errors import RelayboxError, StoreError
-from relaybox.operate.action import Pace, never
 from relaybox.operate.admin import no_progress
+from relaybox.operate.pace import Pace, never
 from relaybox.operate.runner import Runner, to_its_end
 from relaybox.search._backfill import abackfill
 from relaybox.search._reconcile import Comparison

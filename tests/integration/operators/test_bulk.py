@@ -19,9 +19,9 @@ from relaybox import Destination, Outbox
 from relaybox.core.fingerprint import fingerprint
 from relaybox.core.outcome import Delivered, Failed
 from relaybox.errors import ConfigError, StoreError
-from relaybox.operate.action import Pace
 from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import STOPPED, STOPPED_REPLAY, Bulk
+from relaybox.operate.pace import Pace
 from relaybox.stores.journal import STALLED, Operation
 from relaybox.stores.ledger import Filter
 from relaybox.stores.store import Settlement
