@@ -12,7 +12,7 @@ from relaybox.cli import main
 from relaybox.core.event import Delivery
 from relaybox.search import sink as search
 from relaybox.search.change import Action, Changes
-from relaybox.search.meilisearch.tasks import Task, Tasks
+from relaybox.search.meilisearch.server import Task, Tasks
 from relaybox.search.sink import Targets, Unit
 from relaybox.search.sink import units_of as _units_of
 

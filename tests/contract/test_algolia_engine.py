@@ -13,8 +13,8 @@ import pytest
 from relaybox.core.outcome import Delivered, Reject, Throttled, Unavailable, Unreachable
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
-from relaybox.search.algolia.application import application_of
 from relaybox.search.algolia.engine import open_engine
+from relaybox.search.algolia.hosts import application_of
 from relaybox.search.engine import Change
 from relaybox.sinks.sink import Answer
 from tests.contract.engines import Place, kinds, reason, rejected

@@ -16,10 +16,10 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.errors import ConfigError
 from relaybox.search.engine import Change
-from relaybox.search.meilisearch import tasks as meilisearch_tasks
+from relaybox.search.meilisearch import server as meilisearch_server
 from relaybox.search.meilisearch import writer as meilisearch_writer
 from relaybox.search.meilisearch.engine import MeilisearchEngine
-from relaybox.search.meilisearch.tasks import Task
+from relaybox.search.meilisearch.server import Task
 from relaybox.sinks.sink import Answer
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected
@@ -233,7 +233,7 @@ async def test_one_look_is_for_all_tasks(server: Server, place: Place) -> None:
 
 
 async def test_tasks_are_seen_in_parts(server: Server, place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meilisearch_tasks, "AT_A_TIME", 3)
+    monkeypatch.setattr(meilisearch_server, "AT_A_TIME", 3)
     assert await written_at_once(server, place, 10)
 
 

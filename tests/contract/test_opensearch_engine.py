@@ -17,7 +17,7 @@ from relaybox.core.outcome import Delivered, Reject, Retry, Throttled, Unavailab
 from relaybox.core.settings import Destination
 from relaybox.search.engine import Change, encode_changes, parts_of
 from relaybox.search.opensearch import engine as opensearch_engine
-from relaybox.search.opensearch.bulk import bulk_action_of
+from relaybox.search.opensearch.cluster import bulk_action_of
 from relaybox.search.opensearch.engine import PAGE, OpenSearchEngine
 from tests.conftest import available
 from tests.contract.engines import Place, kinds, reason, rejected

@@ -390,7 +390,7 @@ from sqlalchemy.util import greenlet_spawn
 from relaybox.contrib.django import emit_event
 from relaybox.contrib.django.drain import drain
 from relaybox.contrib.django.models import OutboxEvent
-from relaybox.database.connect import in_loop
+from relaybox.core.event_loop import in_loop
 from tests.django.steps import eager, handled_by
 from tests.django.shop.models import Order
 

@@ -47,7 +47,7 @@ GONE = Destination("gone", "console:")
 
 def stop_counting_at(cap: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Count and read windows of so many rows only."""
-    for module in ("search", "parts", "windows", "ledger.overview"):
+    for module in ("search", "expressions", "windows", "ledger.overview"):
         monkeypatch.setattr(f"relaybox.stores.sql.{module}.CAP", cap)
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from relaybox.core.outcome import Reject, Throttled, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.search.algolia.application import application_of
 from relaybox.search.algolia.engine import AlgoliaEngine, open_engine
+from relaybox.search.algolia.hosts import application_of
 from relaybox.search.engine import Change
 from relaybox.sinks.sink import Answer
 from tests.integration.receivers import Receiver, answer, answering, listening, read_request

@@ -15,7 +15,7 @@ from relaybox.errors import Locked, StoreError
 from relaybox.operate.open_relay import open_relay
 from relaybox.relay.observer import Observer
 from relaybox.relay.relay import Relay
-from relaybox.relay.upkeep.round import Round
+from relaybox.relay.upkeep.schedule import Round
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.store import SqlStore
 from relaybox.stores.sql.upkeep import SqlUpkeep

@@ -339,7 +339,7 @@ async def test_prune_removes_what_is_older_than_the_window_in_batches(
     consumer: Consumer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sql, "BATCH", 3)
-    monkeypatch.setattr("relaybox.receive.mark.BATCH", 3)
+    monkeypatch.setattr("relaybox.receive.inbox.BATCH", 3)
     inbox, table = consumer.inbox, consumer.place.outbox.tables.inbox
     now, name = datetime.now(UTC), uuid4().hex
     rows = [

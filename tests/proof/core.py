@@ -17,9 +17,9 @@ from tests.commit import ROOT
 PACKAGE = ROOT / "src" / "relaybox"
 CORE = (
     "database", "emit", "relay", "sinks", "stores", "wire",
-    "core/circuit.py", "core/clock.py", "core/event.py", "core/ordering.py", "core/outcome.py",
-    "core/retry.py", "core/rollout.py", "core/routing.py", "core/shadow.py", "operate/open_relay.py",
-    "operate/pace.py", "receive/inbox.py", "receive/mark.py", "receive/once_handler.py",
+    "core/circuit.py", "core/clock.py", "core/event.py", "core/event_loop.py", "core/ordering.py",
+    "core/outcome.py", "core/routing.py", "core/rollout.py", "operate/open_relay.py", "operate/pace.py",
+    "receive/inbox.py", "receive/once_handler.py",
     "search/algolia", "search/meilisearch", "search/opensearch", "search/change.py", "search/engine.py",
     "search/http.py", "search/indexes.py", "search/sink.py",
 )  # fmt: skip

@@ -29,10 +29,9 @@ from relaybox.relay.gate import Gate
 from relaybox.relay.probe import Probe
 from relaybox.relay.quarantine import Quarantine
 from relaybox.relay.rest import Rest
-from relaybox.relay.room import Room
+from relaybox.relay.room import Room, Share
 from relaybox.relay.send import Sender
 from relaybox.relay.settle import Settler
-from relaybox.relay.share import Share
 from relaybox.relay.shutdown import Shutdown
 from relaybox.relay.sizing import Sizing
 from relaybox.relay.suspects import Suspects
@@ -236,7 +235,7 @@ async def _count_what_is_under_way(self: Shutdown, patience: float) -> None:
 
 
 async def _wait_for_a_word(self: Rest) -> bool:
-    return await self._shared.wake.wait(self._name, 1e6)
+    return await self._shared.wake.wait(self._destination.name, 1e6)
 
 
 async def _keep_what_is_not_sent(self: Probe, claim: Claim, until: float, held: Any) -> Claim:

@@ -18,12 +18,11 @@ from relaybox.core.settings import Destination
 from relaybox.database.pools.places import UPKEEP
 from relaybox.database.statements.delivery import Texts
 from relaybox.emit.wakes.local import LocalWake
-from relaybox.operate.observers.several import Observers
 from relaybox.relay import claim, crashpoint, decide, lane, rest, settle, sizing, suspects
 from relaybox.relay.batch import Batch, InFlight, size
 from relaybox.relay.gate import Gate
 from relaybox.relay.lane import Lane
-from relaybox.relay.observer import Observer
+from relaybox.relay.observer import Observer, Observers
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
 from relaybox.relay.upkeep import agreement, caretaker, membership, prune

@@ -19,8 +19,7 @@ from relaybox.relay.lane import Lane
 from relaybox.relay.observer import Observer
 from relaybox.relay.shared import Shared
 from relaybox.sinks.handler import HandlerSink
-from relaybox.stores.memory import MemoryStore
-from relaybox.stores.memory_rows import Row
+from relaybox.stores.memory import MemoryStore, Row
 from tests.waiting import PATIENCE
 
 

@@ -18,10 +18,9 @@ from relaybox.core.event import Delivery, Event, Status
 from relaybox.core.outcome import Unavailable
 from relaybox.core.settings import Backoff, Destination
 from relaybox.errors import StoreError
-from relaybox.operate.observers.several import Observers
 from relaybox.relay import claim, shutdown
 from relaybox.relay.lane import Lane
-from relaybox.relay.observer import Observer
+from relaybox.relay.observer import Observer, Observers
 from relaybox.relay.probe import choose
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT
 from relaybox.sinks.sink import REGARDLESS, Answer, Progress, Sink

@@ -31,8 +31,8 @@ from relaybox.relay.upkeep.canary import GRACE, Canary
 from relaybox.relay.upkeep.caretaker import AGAIN, SWEEP, Caretaker, Chores
 from relaybox.relay.upkeep.membership import LEASE, Leadership
 from relaybox.relay.upkeep.prune import Prune
-from relaybox.relay.upkeep.round import Round, take_turns
 from relaybox.relay.upkeep.sample import CAP, Sampling
+from relaybox.relay.upkeep.schedule import Round, take_turns
 from relaybox.relay.upkeep.tally import LAST, DatabaseTime, Tally, bucket, ends, percentile
 from relaybox.stores.store import Claim, Settlement
 from relaybox.stores.upkeep import Member, Minute, Sample, Sampled, Slice

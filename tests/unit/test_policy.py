@@ -23,8 +23,8 @@ from relaybox.core.outcome import (
     Retried,
     Throttled,
     Unreachable,
+    delay,
 )
-from relaybox.core.retry import delay
 from relaybox.core.settings import Backoff, Destination
 from relaybox.relay.decide import FORGIVEN_STOPS, LONGEST_AFTER, Opening, Policy
 from relaybox.relay.sizing import BATCHES_IN_FLIGHT, BYTES_IN_FLIGHT, LARGEST, Sizing

@@ -10,8 +10,7 @@ from relaybox.core.event import Delivery, Event, Status
 from relaybox.errors import Locked, StoreError
 from relaybox.relay import quarantine
 from relaybox.relay.observer import Observer
-from relaybox.stores.memory import MemoryStore
-from relaybox.stores.memory_rows import Row
+from relaybox.stores.memory import MemoryStore, Row
 from relaybox.stores.store import Claim, Want
 from tests.unit.lanes import make, nothing, running, shared, suspects
 from tests.waiting import PATIENCE, await_for

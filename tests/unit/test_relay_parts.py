@@ -15,11 +15,10 @@ from relaybox.core.event import Delivery, Event
 from relaybox.core.outcome import Delivered, Outcome, Released, Retried, Retry
 from relaybox.core.settings import Destination
 from relaybox.errors import Locked, RowsLocked, StoreError
-from relaybox.operate.observers.several import Observers
 from relaybox.relay import batch as batches
 from relaybox.relay.answer import TimedSending, Times
 from relaybox.relay.batch import Batch, InFlight, size
-from relaybox.relay.observer import Observer, Sends
+from relaybox.relay.observer import Observer, Observers, Sends
 from relaybox.relay.settle import Settler
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Claim, Settlement, Want

@@ -16,8 +16,8 @@ from relaybox.database.statements.delivery import INSERTED
 from relaybox.emit.row import Call, RowBuilder, ordering_key
 from relaybox.errors import InvalidField, StoreError
 from relaybox.relay.upkeep.caretaker import Caretaker
-from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import INTERVAL, Reroute, StoredRouter, stored_call
+from relaybox.relay.upkeep.schedule import Round
 from relaybox.relay.upkeep.tally import DatabaseTime, Tally
 from relaybox.stores.upkeep import Member, Slice, StoredEvent, Target
 from tests.unit.upkeep import NOON, Clock, going_on

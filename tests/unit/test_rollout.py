@@ -20,10 +20,9 @@ from prometheus_client import generate_latest
 from relaybox import Call, Destination, Emitted, Event, Outbox, Route
 from relaybox.core.event import Status
 from relaybox.core.outcome import Delivered, Unavailable
-from relaybox.core.rollout import RouteFile
+from relaybox.core.rollout import RouteFile, is_shadow, mark
 from relaybox.core.routing import Routes, bucket
 from relaybox.core.settings import Settings
-from relaybox.core.shadow import is_shadow, mark
 from relaybox.database.dialects import POSTGRESQL
 from relaybox.database.statements.delivery import INSERTED, Statements
 from relaybox.emit.row import RowBuilder
@@ -31,8 +30,8 @@ from relaybox.emit.write import write
 from relaybox.errors import ConfigError, InvalidField, Unrouted
 from relaybox.operate.metrics import MetricsObserver
 from relaybox.operate.observers.log import LogObserver
-from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
+from relaybox.relay.observer import Observers
 from relaybox.relay.upkeep.route import StoredRouter
 from relaybox.stores.memory import MemoryStore
 from relaybox.stores.store import Settlement

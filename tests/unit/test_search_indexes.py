@@ -17,8 +17,8 @@ from relaybox.errors import ConfigError
 from relaybox.search import indexes as search_indexes
 from relaybox.search.http import Client, Reply
 from relaybox.search.indexes import given_up
-from relaybox.search.meilisearch.tasks import enqueued, error_of
-from relaybox.search.opensearch.bulk import results_of
+from relaybox.search.meilisearch.server import enqueued, error_of
+from relaybox.search.opensearch.cluster import results_of
 from relaybox.sinks.sink import Answer
 from tests.unit.searching import BUILDING, Double, event, sink
 

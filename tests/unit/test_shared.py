@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from relaybox.sinks.shared import Shared
+from relaybox.sinks.broker import Shared
 
 
 class Connection:

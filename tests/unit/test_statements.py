@@ -11,7 +11,7 @@ import sqlalchemy as sa
 
 from relaybox.database.dialects import DIALECTS, SQLITE
 from relaybox.database.schema import make_tables
-from relaybox.database.statements import destination, inbox, journal, ledger, undelivered, upkeep
+from relaybox.database.statements import destination, inbox, journal, ledger, upkeep
 from relaybox.database.statements.delivery import TEMPLATES, Statements, Texts, compile_parameters
 from relaybox.stores.sql.expressions import COLUMNS
 
@@ -31,12 +31,13 @@ def test_a_percent_sign_is_doubled_where_placeholders_have_one_and_the_driver_un
 
 def all_texts(dialect: str) -> Iterator[Texts]:
     yield Texts(TEMPLATES[dialect])
-    topics = (destination, inbox, journal, undelivered, upkeep)
+    topics = (destination, inbox, journal, upkeep)
     yield from (topic.texts(dialect) for topic in topics)
     yield ledger.texts(dialect, COLUMNS)
     yield upkeep.TASK_MARK
     yield journal.backfill_texts(dialect)
     yield journal.sample_texts(dialect, TABLES)
+    yield journal.undelivered_texts(dialect)
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb"])

@@ -174,7 +174,7 @@ def _line(entry: Entry) -> str:
 
 
 def _described(detail: Detail, *, shared: bool) -> str:
-    from relaybox.core.shadow import is_shadow
+    from relaybox.core.rollout import is_shadow
     from relaybox.operate.why import advice
 
     entry, content = detail.entry, detail.content

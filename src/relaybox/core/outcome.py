@@ -1,4 +1,4 @@
-"""The answers a handler may give, and the outcomes that a store settles.
+"""The answers a handler may give, the outcomes that a store settles, and how long a retry waits.
 
 A handler raises ``Retry``, ``Reject`` or ``Unavailable``. A relay turns the result of each send into
 ``Delivered``, ``Retried``, ``Failed`` or ``Released``, and a store settles those.
@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import inspect
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, TypeAlias
 
+from relaybox.core.settings import Backoff
 
-class Retry(Exception):
-    """Raised by a handler: try this event again later (it counts as an attempt)."""
 
+class _Later(Exception):
     def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
         super().__init__(reason)
         self.reason = reason
         self.after = after
+
+
+class Retry(_Later):
+    """Raised by a handler: try this event again later (it counts as an attempt)."""
 
 
 class Interrupted(Retry):
@@ -34,13 +39,8 @@ class Reject(Exception):
         self.reason = reason
 
 
-class Unavailable(Exception):
+class Unavailable(_Later):
     """Raised by a handler: the destination has a problem, not the event."""
-
-    def __init__(self, reason: str = "", *, after: float | timedelta | None = None) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.after = after
 
 
 class Unreachable(Unavailable):
@@ -106,3 +106,16 @@ LONGEST_WAIT = 10 * 365 * 86_400.0
 def wait(after: float) -> float:
     """Clamp a handler's ``after`` to between 0 and ``LONGEST_WAIT`` seconds."""
     return min(max(after, 0.0), LONGEST_WAIT) if math.isfinite(after) else LONGEST_WAIT
+
+
+def delay(backoff: Backoff, attempts: int, random: Callable[[], float]) -> float:
+    """Return the seconds to wait after attempt ``attempts``; ``random`` returns numbers from 0 to 1."""
+    if not backoff.base:
+        return 0.0
+    try:
+        full = min(backoff.cap, backoff.base * backoff.factor ** (attempts - 1))
+    except OverflowError:
+        full = backoff.cap
+    if backoff.jitter == "full":
+        return full * random()
+    return full * (1 + backoff.jitter * (2 * random() - 1))

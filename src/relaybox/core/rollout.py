@@ -1,4 +1,8 @@
-"""Gradual rollout: decide whether an aggregate's events are sent, and reload routes at run time."""
+"""Gradual rollout: whether an aggregate's events are sent, routes that change at run time, and shadows.
+
+A delivery in shadow is stored, claimed and settled like any other, but not sent. The mark is a header of the
+row. Retries, moves and copies keep it; a replay loses it and is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
+
+import msgspec
 
 from relaybox.core.routing import Routes, bucket, limit
 from relaybox.core.settings import Route, Settings, read_routes
@@ -157,3 +163,24 @@ def _differing(before: Sequence[Route], after: Iterable[Route]) -> dict[int, Rou
         same[_ends(route)].append(route)
     paired = {number: (same[_ends(route)] or [route]).pop(0) for number, route in enumerate(before)}
     return {number: new for number, new in paired.items() if new != before[number]}
+
+
+HEADER = "relaybox-shadow"
+MARK = f'"{HEADER}"'
+"""Headers without this text cannot have the mark and need no parsing."""
+
+
+def mark(headers: str) -> str:
+    """Return a row's headers with the mark added."""
+    return f"{{{MARK}:true}}" if headers == "{}" else f"{headers[:-1]},{MARK}:true}}"
+
+
+def is_shadow(headers: str) -> bool:
+    """True if a row's headers have the mark."""
+    if MARK not in headers:
+        return False
+    try:
+        values = msgspec.json.decode(headers)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return isinstance(values, dict) and values.get(HEADER) is True

@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 
 import sqlalchemy as sa
 
+from relaybox.core.event_loop import in_loop
 from relaybox.core.values import mask_url, without_password
 from relaybox.errors import ConfigError, MissingExtra, StoreError
 
@@ -165,15 +166,6 @@ def _runner() -> Iterator[Callable[[Coroutine[Any, Any, Any]], Any]]:
                 yield lambda coroutine: thread.submit(runner.run, coroutine).result()
             finally:
                 thread.submit(runner.close).result()
-
-
-def in_loop() -> bool:
-    """True if an event loop runs in this thread."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True
 
 
 async def _connect_mysql(url: sa.URL) -> Any:

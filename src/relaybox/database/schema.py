@@ -46,8 +46,7 @@ def _now_postgresql(element: now, compiler: Any, **_: Any) -> str:
     return "clock_timestamp()"
 
 
-@compiles(now, "mysql")
-@compiles(now, "mariadb")
+@compiles(now, *MYSQL)
 def _now_mysql(element: now, compiler: Any, **_: Any) -> str:
     return "(UTC_TIMESTAMP(6))"
 
@@ -77,8 +76,7 @@ class _MysqlText(mysql.VARCHAR):
     """Text whose collation depends on the server, not on the URL."""
 
 
-@compiles(_MysqlText, "mysql")
-@compiles(_MysqlText, "mariadb")
+@compiles(_MysqlText, *MYSQL)
 def _text_mysql(element: _MysqlText, compiler: Any, **_: Any) -> str:
     return f"VARCHAR({element.length}) CHARACTER SET utf8mb4 COLLATE {COLLATIONS[server(compiler.dialect)]}"
 
@@ -99,8 +97,7 @@ class _MysqlUuid(sa.Uuid[Any]):
     """A UUID as 32 hexadecimal digits: MariaDB's own type sorts differently."""
 
 
-@compiles(_MysqlUuid, "mysql")
-@compiles(_MysqlUuid, "mariadb")
+@compiles(_MysqlUuid, *MYSQL)
 def _uuid_mysql(element: _MysqlUuid, compiler: Any, **_: Any) -> str:
     return "CHAR(32) CHARACTER SET ascii COLLATE ascii_bin"
 
@@ -186,17 +183,10 @@ class _Names:
         condition = sa.text(where)
         options: dict[str, Any] = {"postgresql_where": condition, "sqlite_where": condition}
         index = sa.Index(f"idx_{self.prefix}{name}", *columns, **options)
-        return index.ddl_if(callable_=_dialect_in(NOT_MYSQL))
+        return index.ddl_if(NOT_MYSQL)  # type: ignore[arg-type]
 
     def mysql_index(self, name: str, *columns: Any) -> sa.Index:
-        return sa.Index(f"idx_{self.prefix}{name}", *columns).ddl_if(callable_=_dialect_in(MYSQL))
-
-
-def _dialect_in(dialects: tuple[str, ...]) -> Any:
-    def check(ddl: Any, target: Any, bind: Any, dialect: sa.Dialect | None = None, **_: Any) -> bool:
-        return (dialect or bind.dialect).name in dialects
-
-    return check
+        return sa.Index(f"idx_{self.prefix}{name}", *columns).ddl_if(MYSQL)  # type: ignore[arg-type]
 
 
 def _column(name: str, type_: Any, *args: Any, **options: Any) -> sa.Column[Any]:
@@ -217,12 +207,8 @@ def _open_only(name: str, statuses: str) -> sa.Column[Any]:
         "VARCHAR(100) CHARACTER SET utf8mb4 COLLATE {} "
         f"AS (IF(status IN ({statuses}), destination, NULL)) STORED"
     )
-    specs = {
-        **{name: column.format(collation) for name, collation in COLLATIONS.items()},
-        "postgresql": None,
-        "sqlite": None,
-    }
-    return _column(name, _text(100), nullable=True, info={"ddl": specs})
+    specs = {name: column.format(collation) for name, collation in COLLATIONS.items()}
+    return _column(name, _text(100), nullable=True, info={"ddl": dict.fromkeys(NOT_MYSQL) | specs})
 
 
 def _event(names: _Names) -> sa.Table:

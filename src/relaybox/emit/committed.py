@@ -16,7 +16,7 @@ from sqlalchemy.orm import Session, SessionTransaction
 from relaybox.core.event import Emitted
 from relaybox.database.drivers.driver import Channel
 from relaybox.database.drivers.sqlalchemy import SqlalchemyChannel
-from relaybox.emit.wakes.wake import Caller
+from relaybox.emit.wakes.local import Caller
 
 _WAITING = "relaybox.waiting"
 

@@ -21,7 +21,7 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.emit.committed import AfterCommit
 from relaybox.emit.row import Call, RowBuilder
 from relaybox.emit.transaction import Transaction
-from relaybox.emit.wakes.wake import Caller
+from relaybox.emit.wakes.local import Caller
 from relaybox.emit.write import write
 from relaybox.errors import UnsupportedConnection
 

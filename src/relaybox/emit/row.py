@@ -15,9 +15,9 @@ from uuid_utils.compat import uuid7
 
 from relaybox.core.event import beside
 from relaybox.core.ordering import fitting
+from relaybox.core.rollout import mark
 from relaybox.core.routing import UNROUTED, Routes, resolve
 from relaybox.core.settings import Destination, Settings, needs_postgresql
-from relaybox.core.shadow import mark
 from relaybox.core.text import id_field, text_field
 from relaybox.database.dialects import Dialect
 from relaybox.errors import EmitError, InvalidField, PayloadError, did_you_mean

@@ -12,7 +12,7 @@ from uuid import UUID
 
 from relaybox.core.settings import Destination
 from relaybox.operate.action import Done, Named, Progress, Stop, no_progress
-from relaybox.operate.admin_actions import NAMED
+from relaybox.operate.admin_actions import CANARY, NAMED
 from relaybox.operate.admin_records import AdminRecords, Rows, check_limit
 from relaybox.operate.history import Failures, Point, Series
 from relaybox.operate.why import Reason, explain
@@ -40,7 +40,8 @@ __all__ = [
 WINDOWS = 12
 """Windows of rows that one page of a search reads before it returns what it has."""
 
-IN_DEAD_LETTERS: tuple[Choice, ...] = ("pending", "sending", "failed", "delivered")
+UNDELIVERED: tuple[Choice, ...] = ("pending", "sending", "failed")
+IN_DEAD_LETTERS: tuple[Choice, ...] = (*UNDELIVERED, "delivered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,3 +252,32 @@ def _total(counts: Collection[Counts]) -> Counts:
         oldest_seconds=max(known("oldest_seconds"), default=None),
         capped=frozenset[str]().union(*known("capped")),
     )
+
+
+class CanaryRows:
+    """The test events that relays send to a destination on a schedule."""
+
+    def __init__(self, admin: Admin, ledger: SqlLedger, destination: str) -> None:
+        self._admin = admin
+        self._ledger = ledger
+        self._destination = destination
+
+    async def send(self) -> UUID:
+        """Write a test event and return its id."""
+        return await self._admin.test(self._destination, audited=False)
+
+    async def look(self, id_: UUID) -> Entry | None:
+        """Return the row with that id."""
+        return next(iter(await self._ledger.entries.find(id_, exact=True)), None)
+
+    async def left(self) -> Entry | None:
+        """Return an undelivered test event of any relay."""
+        for status in UNDELIVERED:
+            filter = Filter(status, self._destination, aggregate_type="relaybox", aggregate_id=CANARY)
+            if entries := (await self._admin.events(filter, limit=1)).entries:
+                return entries[0]
+        return None
+
+    async def forget(self, id_: UUID) -> None:
+        """Delete a failed test event."""
+        await self._ledger.changes.forget(id_)

@@ -13,14 +13,12 @@ from uuid import UUID
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Destination, Route, Settings, needs_postgresql
 from relaybox.database.schema import Tables
-from relaybox.emit.wakes.local import Bell
+from relaybox.emit.wakes.local import Bell, Wake
 from relaybox.emit.wakes.open import open_wake
-from relaybox.emit.wakes.wake import Wake
 from relaybox.errors import ConfigError, RelayboxError, did_you_mean
 from relaybox.operate.observers.log import LogObserver
-from relaybox.operate.observers.several import Observers
 from relaybox.relay.lane import Lane
-from relaybox.relay.observer import Observer
+from relaybox.relay.observer import Observer, Observers
 from relaybox.relay.process import died, forget, this_process
 from relaybox.relay.relay import Relay
 from relaybox.relay.shared import Shared
@@ -127,12 +125,11 @@ def _open_canary(settings: Settings, store: SqlStore, shared: Shared, bell: Bell
     name = settings.canary_destination
     if settings.canary is None or name is None:
         return None
-    from relaybox.operate.admin import Admin
-    from relaybox.operate.canary import Rows
+    from relaybox.operate.admin import Admin, CanaryRows
     from relaybox.stores.sql.ledger import SqlLedger
 
     ledger = SqlLedger(store)
-    rows = Rows(Admin(ledger, settings.destinations, "canary"), ledger, name)
+    rows = CanaryRows(Admin(ledger, settings.destinations, "canary"), ledger, name)
     return Canary(rows, name, settings.canary, shared.clock, shared.observer.canary, bell.call)
 
 

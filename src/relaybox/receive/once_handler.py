@@ -23,11 +23,7 @@ from relaybox.sinks.handler import is_async
 from relaybox.sinks.threads import MOST_LEFT
 
 DRIVERS = {"postgresql": "postgresql+psycopg", "sqlite": "sqlite+pysqlite"}
-ASYNC_DRIVERS = {
-    "postgresql": "postgresql+psycopg",
-    "mysql": "mysql+asyncmy",
-    "sqlite": "sqlite+aiosqlite",
-}
+ASYNC_DRIVERS = {"postgresql": "postgresql+psycopg", "mysql": "mysql+asyncmy", "sqlite": "sqlite+aiosqlite"}
 MYSQL_DRIVERS = {"MySQLdb": "mysql+mysqldb", "pymysql": "mysql+pymysql"}
 IDLE = 5
 """Connections that are kept open for the next event."""

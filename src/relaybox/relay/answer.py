@@ -7,13 +7,13 @@ from typing import Any
 from relaybox.core.clock import Clock
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Interrupted, Released
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.batch import Batch
 from relaybox.relay.breaker import Outage
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Policy
 from relaybox.relay.gate import Gate
 from relaybox.relay.observer import Observer, Sends
-from relaybox.relay.settle import Settler
+from relaybox.relay.source import Source
 from relaybox.sinks.sink import Answer
 from relaybox.stores.store import Settlement
 
@@ -21,11 +21,11 @@ from relaybox.stores.store import Settlement
 class Answers:
     """Turns the answers of one lane's sink into outcomes."""
 
-    def __init__(self, policy: Policy, settler: Settler, outage: Outage, in_flight: InFlight) -> None:
+    def __init__(self, policy: Policy, source: Source, outage: Outage) -> None:
         self._policy = policy
-        self._settler = settler
+        self._settler = source.settler
+        self._in_flight = source.in_flight
         self._outage = outage
-        self._in_flight = in_flight
 
     def take(self, batch: Batch, delivery: Delivery, answer: Answer) -> None:
         """Decide the outcome of an answered delivery, and queue it for the settle."""

@@ -9,12 +9,11 @@ from functools import partial
 from relaybox.core.circuit import Circuit
 from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
-from relaybox.relay.batch import InFlight
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.decide import Opening
 from relaybox.relay.gate import Gate
-from relaybox.relay.release import Releases
 from relaybox.relay.shared import Shared
+from relaybox.relay.source import Source
 
 
 class Breaker:
@@ -25,9 +24,8 @@ class Breaker:
 
     def __init__(self, name: str, shared: Shared, circuit: Circuit) -> None:
         self._name = name
-        self._owner = shared.owner
+        self._shared = shared
         self._store = shared.store
-        self._observer = shared.observer
         self._circuit = circuit
 
     async def open(self, opening: Opening, *, probed: bool = False) -> None:
@@ -48,7 +46,7 @@ class Breaker:
         try:
             await self._store.open_circuit(self._name, 0.0, reason, probed=True)
         except StoreError as error:
-            self._observer.trouble(self._name, "open the circuit", error)
+            self._shared.observer.trouble(self._name, "open the circuit", error)
 
     async def _change(
         self, doing: str, change: Callable[[], Awaitable[bool]], state: str, reason: str = ""
@@ -58,11 +56,11 @@ class Breaker:
         try:
             changed = await change()
         except StoreError as error:
-            self._observer.trouble(self._name, doing, error)
+            self._shared.observer.trouble(self._name, doing, error)
             return False
         reached("circuit changed")
         if changed:
-            self._observer.circuit(self._name, state, reason)
+            self._shared.observer.circuit(self._name, state, reason)
         return changed
 
     async def _open(self, opening: Opening, probed: bool) -> bool:
@@ -71,25 +69,17 @@ class Breaker:
             return await self._store.open_circuit(self._name, seconds, opening.reason, probed=probed)
         if probed:
             await self._store.close_circuit(self._name)
-        return await self._store.pause(self._name, self._owner, opening.reason)
+        return await self._store.pause(self._name, self._shared.owner, opening.reason)
 
 
 class Outage:
     """Closes a lane down while its circuit opens."""
 
-    def __init__(
-        self,
-        destination: Destination,
-        breaker: Breaker,
-        gate: Gate,
-        in_flight: InFlight,
-        releases: Releases,
-    ) -> None:
+    def __init__(self, destination: Destination, breaker: Breaker, gate: Gate, source: Source) -> None:
         self._timeout = destination.timeout
         self._breaker = breaker
         self._gate = gate
-        self._in_flight = in_flight
-        self._releases = releases
+        self._source = source
         self.opening: Opening | None = None
         self._closing_down: asyncio.Task[None] | None = None
 
@@ -100,7 +90,7 @@ class Outage:
         self.opening = opening
         self._gate.halted.set()
         if not probing:
-            self._closing_down = self._in_flight.tasks.create_task(self._close_down(opening))
+            self._closing_down = self._source.in_flight.tasks.create_task(self._close_down(opening))
 
     async def _close_down(self, opening: Opening) -> None:
         """Open the circuit for all relays; go on after the running sends.
@@ -108,9 +98,9 @@ class Outage:
         Wait no longer than the timeout: a function may run for many times as long.
         """
         await self._breaker.open(opening)
-        await self._releases.give_back_unbegun()
-        if self._in_flight.sends:
-            await asyncio.wait(self._in_flight.sends, timeout=self._timeout)
+        await self._source.releases.give_back_unbegun()
+        if sends := self._source.in_flight.sends:
+            await asyncio.wait(sends, timeout=self._timeout)
         self.end()
 
     async def until_over(self) -> None:

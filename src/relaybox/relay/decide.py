@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
-from relaybox.core import retry
 from relaybox.core.circuit import LONGEST_PAUSE, Circuit
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import (
@@ -23,6 +22,7 @@ from relaybox.core.outcome import (
     Throttled,
     Unavailable,
     Unreachable,
+    delay,
 )
 from relaybox.core.settings import Destination
 from relaybox.sinks.sink import Answer
@@ -105,7 +105,7 @@ class Policy:
         if delivery.attempts >= delivery.max_attempts:
             return Failed(_reason(answer, "failed in its last attempt"))
         asked = seconds_asked(answer)
-        backoff = retry.delay(self._destination.backoff, delivery.attempts, self._random)
+        backoff = delay(self._destination.backoff, delivery.attempts, self._random)
         return Retried(backoff if asked is None else asked, _reason(answer, "failed"))
 
     def _unavailable(
@@ -120,7 +120,7 @@ class Policy:
         # After an outage, no event waits longer than a circuit stays open. If the destination is
         # unreachable, the backoff has nothing to protect, so wait only for the circuit's interval.
         longest = LONGEST_PAUSE if not isinstance(answer, Unreachable) else self._circuit.pace(trouble.times)
-        backoff = min(retry.delay(self._destination.backoff, trouble.times, self._random), longest)
+        backoff = min(delay(self._destination.backoff, trouble.times, self._random), longest)
         after = max(backoff if asked is None else asked, SHORTEST_WAIT)
         if probing and trouble.times > 1 and not blameless:
             # Delay it past the next probe, so that another event is probed. Otherwise the next row of its

@@ -21,21 +21,19 @@ class Extender:
     def __init__(self, destination: Destination, shared: Shared, in_flight: InFlight) -> None:
         self._name = destination.name
         self._lease = destination.lease
-        self._store = shared.store
-        self._observer = shared.observer
-        self._clock = shared.clock
+        self._shared = shared
         self._in_flight = in_flight
 
     async def run(self) -> None:
         """Extend leases, forever."""
         while True:
-            await self._clock.sleep(self._lease / LOOKS)
+            await self._shared.clock.sleep(self._lease / LOOKS)
             while not await self._extend():
-                await self._clock.sleep(self._lease / 20)
+                await self._shared.clock.sleep(self._lease / 20)
 
     async def _extend(self) -> bool:
         """Extend leases that end soon; True if none has to be tried again."""
-        now, locked = self._clock.now(), frozenset[UUID]()
+        now, locked = self._shared.clock.now(), frozenset[UUID]()
         soon = now + self._lease * (1 - 1 / LOOKS)
         batches = [batch for batch in self._in_flight if batch.lease.ends_before(soon)]
         held = [delivery for batch in batches for delivery in batch.unsettled.values()]
@@ -43,11 +41,11 @@ class Extender:
             return True
         reached("extend")
         try:
-            lost = await self._store.extend(held, self._lease)
+            lost = await self._shared.store.extend(held, self._lease)
         except RowsLocked as error:
             lost, locked = error.lost, error.rows
         except StoreError as error:
-            self._observer.trouble(self._name, "extend leases", error)
+            self._shared.observer.trouble(self._name, "extend leases", error)
             return False
         reached("extended")
         # Deliveries that were answered meanwhile are either settled, or their settle reports a lost lease.
@@ -57,5 +55,5 @@ class Extender:
             batch.lease.extend(now + self._lease, behind & batch.unsettled.keys())
         dropped = [delivery for delivery in unanswered if delivery.id in lost]
         self._in_flight.drop(dropped)
-        self._observer.extended(self._name, frozenset(delivery.id for delivery in dropped))
+        self._shared.observer.extended(self._name, frozenset(delivery.id for delivery in dropped))
         return not behind

@@ -25,9 +25,8 @@ from relaybox.relay.gate import Gate
 from relaybox.relay.prepare import Preparation
 from relaybox.relay.probe import Probe, is_due
 from relaybox.relay.rest import Rest
-from relaybox.relay.room import Room
+from relaybox.relay.room import Room, Share
 from relaybox.relay.send import Sender
-from relaybox.relay.share import Share
 from relaybox.relay.shared import Shared
 from relaybox.relay.shutdown import Shutdown
 from relaybox.relay.sizing import BYTES_A_CLAIM, longest_run
@@ -54,21 +53,18 @@ class Lane:
         self._gate = gate = Gate(destination, shared.clock, in_flight)
         self._rest = Rest(destination, shared)
         self._source = source = Source(destination, shared, in_flight, dead_letter, only, self._rest)
-        settler, sizing, releases = source.settler, source.claims.sizing, source.releases
         circuit = Circuit()
         breaker = Breaker(destination.name, shared, circuit)
-        outage = Outage(destination, breaker, gate, in_flight, releases)
+        outage = Outage(destination, breaker, gate, source)
         policy = Policy(destination, circuit, shared.random)
-        answers = Answers(policy, settler, outage, in_flight)
-        preparation = Preparation(destination, shared, policy, gate, settler)
-        self._sender = sender = Sender(
-            destination, sink, shared, in_flight, gate, preparation, answers, sizing
-        )
+        answers = Answers(policy, source, outage)
+        preparation = Preparation(destination, shared, policy, gate, source.settler)
+        self._sender = sender = Sender(destination, sink, shared, source, gate, preparation, answers)
         self._probe = Probe(circuit, breaker, outage, source, sender)
-        self._room = Room(destination, shared.clock, sizing, in_flight, gate, releases, outage)
-        self._share = Share(destination, shared, sink, in_flight, releases)
+        self._room = Room(destination, shared.clock, source, gate, outage)
+        self._share = Share(destination, shared, sink, source)
         self._suspects = Suspects(destination, shared, source, sender, gate, self._room, self._share)
-        self._shutdown = Shutdown(gate, in_flight, releases, outage, self._suspects.looking)
+        self._shutdown = Shutdown(gate, source, outage, self._suspects.looking)
 
     def stop(self) -> None:
         """Claim and begin nothing more; ``run`` returns when the running sends are settled."""
@@ -82,8 +78,8 @@ class Lane:
             try:
                 async with self._beside(patience, self._suspects.run(), self._share.run()):
                     while not self._gate.stopping:
-                        if not await self._round():
-                            await self._sleep()
+                        if not await self._round() and not await self._rest.sleep():
+                            self._source.claims.expects = False
             except Exception as error:
                 # A bug here or in a sink: leave the deliveries to their leases. Other lanes go on.
                 self._shared.observer.trouble(self._destination.name, "run", error)
@@ -182,10 +178,6 @@ class Lane:
             sizing.learn(len(claim.deliveries), batch.bytes, in_flight.answered, self._shared.clock.now())
             in_flight.answered = 0
         return claim
-
-    async def _sleep(self) -> None:
-        if not await self._rest.sleep():
-            self._source.claims.expects = False
 
     async def _until_empty(self) -> None:
         """Wait until all is settled, or the lane is stopped."""

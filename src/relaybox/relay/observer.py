@@ -1,17 +1,22 @@
-"""The contract of an observer: what a relay reports for logs, statistics, metrics and traces.
+"""Observers: what a relay reports for logs, statistics, metrics and traces, and several observers as one.
 
 The relay calls observers in its event loop, between its steps. They must return at once and must not raise.
 """
 
 from __future__ import annotations
 
+import inspect
+import logging
 from collections.abc import Sequence
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 from uuid import UUID
 
 from relaybox.core.event import Delivery
 from relaybox.sinks.sink import Answer
 from relaybox.stores.store import Claim, Settlement
+
+log = logging.getLogger("relaybox.relay")
 
 
 class Sends(NamedTuple):
@@ -55,3 +60,21 @@ class Observer:
 
     def stopped(self) -> None:
         """Handle the end of the relay. Its deliveries were settled or given back, or their leases run out."""
+
+
+class Observers(Observer):
+    """Passes every call to each observer. An observer that raises is logged and does not affect the relay."""
+
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        timing = [observer for observer in observers if observer.timed]
+        self.timed = bool(timing)
+        for name, _ in inspect.getmembers(Observer, inspect.isfunction):
+            setattr(self, name, partial(_tell, timing if name == "sent" else observers, name))
+
+
+def _tell(observers: Sequence[Observer], name: str, *given: Any) -> None:
+    for observer in observers:
+        try:
+            getattr(observer, name)(*given)
+        except Exception:
+            log.exception("the observer %s failed", type(observer).__name__)

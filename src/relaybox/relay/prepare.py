@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Released
+from relaybox.core.rollout import MARK, is_shadow
 from relaybox.core.settings import Destination
-from relaybox.core.shadow import MARK, is_shadow
 from relaybox.relay.batch import Batch
 from relaybox.relay.decide import Policy
 from relaybox.relay.gate import Gate

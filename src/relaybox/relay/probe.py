@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from relaybox.core.circuit import THRESHOLD, Circuit
 from relaybox.core.event import Delivery
-from relaybox.core.shadow import is_shadow
+from relaybox.core.rollout import is_shadow
 from relaybox.relay.breaker import Breaker, Outage
 from relaybox.relay.send import Sender
 from relaybox.relay.source import Source
@@ -17,12 +17,7 @@ class Probe:
     """Probes one destination."""
 
     def __init__(
-        self,
-        circuit: Circuit,
-        breaker: Breaker,
-        outage: Outage,
-        source: Source,
-        sender: Sender,
+        self, circuit: Circuit, breaker: Breaker, outage: Outage, source: Source, sender: Sender
     ) -> None:
         self._circuit = circuit
         self._breaker = breaker

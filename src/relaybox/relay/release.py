@@ -22,8 +22,7 @@ class Releases:
     ) -> None:
         self._name = destination.name
         self._on_failed = destination.on_failed or "skip"
-        self._store = shared.store
-        self._observer = shared.observer
+        self._shared = shared
         self._in_flight = in_flight
         self._settler = settler
 
@@ -33,12 +32,12 @@ class Releases:
             return ()
         reached("release")
         try:
-            await self._store.release(deliveries, on_failed=self._on_failed)
+            await self._shared.store.release(deliveries, on_failed=self._on_failed)
         except RowsLocked as error:
-            self._observer.trouble(self._name, "release", error)
+            self._shared.observer.trouble(self._name, "release", error)
             return [delivery for delivery in deliveries if delivery.id not in error.rows]
         except StoreError as error:
-            self._observer.trouble(self._name, "release", error)
+            self._shared.observer.trouble(self._name, "release", error)
             return ()
         reached("released")
         return deliveries

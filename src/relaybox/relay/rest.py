@@ -14,11 +14,10 @@ class Rest:
     """The pauses of one lane: each is longer than the one before, up to its ``poll_interval``."""
 
     def __init__(self, destination: Destination, shared: Shared) -> None:
-        self._name = destination.name
-        self._poll_interval = destination.poll_interval
+        self._destination = destination
         self._shared = shared
         self._next = SHORTEST_POLL
-        self._longest = self._poll_interval
+        self._longest = self._destination.poll_interval
 
     async def sleep(self) -> bool:
         """Sleep for the next pause; return True if woken before its end."""
@@ -27,16 +26,16 @@ class Rest:
             seconds = max(seconds, SHORTEST_POLL_WITH_WAKE)
         seconds = min(seconds, self._longest)
         self._next = 2 * seconds
-        woken = await self._shared.wake.wait(self._name, seconds)
+        woken = await self._shared.wake.wait(self._destination.name, seconds)
         if woken:
             self.shorten()
         return woken
 
     def after_claim(self, *, refused: bool) -> None:
         """Set the limit after a claim: the ``poll_interval``, or a random pause if the store refused it."""
-        self._longest = self._poll_interval
+        self._longest = self._destination.poll_interval
         if refused:
-            self._longest = self._next = self._shared.pause(self._poll_interval)
+            self._longest = self._next = self._shared.pause(self._destination.poll_interval)
 
     def shorten(self) -> None:
         """Begin with the shortest pause again."""

@@ -1,4 +1,4 @@
-"""Wait until a lane may claim more: its rows and bytes in flight are limited."""
+"""Limit what a lane has in flight: its rows and bytes, and its share of its destination's ``concurrency``."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from contextlib import suppress
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.batch import InFlight
 from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
-from relaybox.relay.release import Releases
-from relaybox.relay.sizing import Sizing
+from relaybox.relay.shared import Shared
+from relaybox.relay.source import Source
+from relaybox.sinks.sink import Sink
 
 PATIENCE_FOR_ROOM = 0.25
 """Seconds that rows may wait behind a running send of their key while no claim has room."""
@@ -21,21 +21,14 @@ class Room:
     """The room of one lane for further deliveries."""
 
     def __init__(
-        self,
-        destination: Destination,
-        clock: Clock,
-        sizing: Sizing,
-        in_flight: InFlight,
-        gate: Gate,
-        releases: Releases,
-        outage: Outage,
+        self, destination: Destination, clock: Clock, source: Source, gate: Gate, outage: Outage
     ) -> None:
         self._concurrency = destination.concurrency
         self._clock = clock
-        self._sizing = sizing
-        self._in_flight = in_flight
+        self._sizing = source.claims.sizing
+        self._in_flight = source.in_flight
+        self._releases = source.releases
         self._gate = gate
-        self._releases = releases
         self._outage = outage
 
     async def until_free(self) -> None:
@@ -65,3 +58,38 @@ class Room:
             return False
         self._sizing.shorten_run()
         return await self._releases.give_back(behind)
+
+
+class Share:
+    """The share of one lane. It follows other relays as they come and go."""
+
+    def __init__(self, destination: Destination, shared: Shared, sink: Sink, source: Source) -> None:
+        self._destination = destination
+        self._shared = shared
+        self._sink = sink
+        self._source = source
+
+    @property
+    def size(self) -> int:
+        """Return how many sends this relay may run at once."""
+        return self._shared.share(self._destination.name, self._destination.concurrency)
+
+    def apply(self) -> int:
+        """Limit the sink to the size, and return it."""
+        if size := self.size:
+            self._sink.limit(size)
+        return size
+
+    async def run(self) -> None:
+        """Follow the share even while nothing is claimed, forever."""
+        while True:
+            self._shared.observer.overdue(self._destination.name, getattr(self._sink, "overdue", 0))
+            size = self.size
+            self._sink.limit(size)
+            if not size:
+                await self._stand_back()
+            await self._shared.clock.sleep(1.0)
+
+    async def _stand_back(self) -> None:
+        """Give back what has not begun: without a share it would wait here forever."""
+        await self._source.releases.give_back(self._source.in_flight.unbegun())

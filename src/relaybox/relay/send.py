@@ -10,12 +10,12 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Retry
 from relaybox.core.settings import Destination
 from relaybox.relay.answer import Answers, Sending, TimedSending, Times
-from relaybox.relay.batch import Batch, InFlight
+from relaybox.relay.batch import Batch
 from relaybox.relay.crashpoint import reached
 from relaybox.relay.gate import Gate
 from relaybox.relay.prepare import Preparation
 from relaybox.relay.shared import Shared
-from relaybox.relay.sizing import Sizing
+from relaybox.relay.source import Source
 from relaybox.sinks.sink import Sink, being_cancelled, describe
 
 PATIENCE_FOR_A_SETTLE = 1.0
@@ -32,20 +32,19 @@ class Sender:
         destination: Destination,
         sink: Sink,
         shared: Shared,
-        in_flight: InFlight,
+        source: Source,
         gate: Gate,
         preparation: Preparation,
         answers: Answers,
-        sizing: Sizing,
     ) -> None:
         self._destination = destination
         self._sink = sink
         self._shared = shared
-        self._in_flight = in_flight
+        self._in_flight = source.in_flight
+        self._sizing = source.claims.sizing
         self._gate = gate
         self._preparation = preparation
         self._answers = answers
-        self._sizing = sizing
         self.times = Times(destination.name, shared.observer)
 
     @property

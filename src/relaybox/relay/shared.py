@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.emit.wakes.wake import Wake
+from relaybox.emit.wakes.local import Wake
 from relaybox.errors import StoreError
 from relaybox.relay.observer import Observer
 from relaybox.relay.quarantine import Quarantine

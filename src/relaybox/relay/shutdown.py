@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
-from relaybox.relay.batch import InFlight
 from relaybox.relay.breaker import Outage
 from relaybox.relay.gate import Gate
-from relaybox.relay.release import Releases
+from relaybox.relay.source import Source
 
 PATIENCE_TO_SETTLE = 10.0
 """Seconds that a stopping relay waits until the database has taken its last outcomes."""
@@ -17,17 +16,10 @@ PATIENCE_TO_SETTLE = 10.0
 class Shutdown:
     """Stops one lane."""
 
-    def __init__(
-        self,
-        gate: Gate,
-        in_flight: InFlight,
-        releases: Releases,
-        outage: Outage,
-        looking: asyncio.Lock,
-    ) -> None:
+    def __init__(self, gate: Gate, source: Source, outage: Outage, looking: asyncio.Lock) -> None:
         self._gate = gate
-        self._in_flight = in_flight
-        self._releases = releases
+        self._in_flight = source.in_flight
+        self._releases = source.releases
         self._outage = outage
         self._looking = looking
 

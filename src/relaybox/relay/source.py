@@ -32,6 +32,7 @@ class Source:
         def made_due() -> None:
             shared.wake.wake(destination.name)
 
+        self.in_flight = in_flight
         self.claims = Claims(destination, shared, dead_letter, only, rest)
         self.settler = Settler(destination, shared, dead_letter, in_flight, made_due)
         self.releases = Releases(destination, shared, in_flight, self.settler)

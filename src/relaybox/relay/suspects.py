@@ -10,9 +10,8 @@ from relaybox.core.settings import Destination
 from relaybox.errors import StoreError
 from relaybox.relay.gate import Gate
 from relaybox.relay.rest import SHORTEST_POLL_WITH_WAKE
-from relaybox.relay.room import Room
+from relaybox.relay.room import Room, Share
 from relaybox.relay.send import Sender
-from relaybox.relay.share import Share
 from relaybox.relay.shared import Shared
 from relaybox.relay.source import Source
 

@@ -112,11 +112,7 @@ async def emit_all(
 
 
 async def patiently(
-    what: str,
-    wait: float,
-    work: Callable[[], Awaitable[T]],
-    kind: type[E],
-    beneath: Callable[[E], Exception],
+    what: str, wait: float, work: Callable[[], Awaitable[T]], kind: type[E], beneath: Callable[[E], Exception]
 ) -> T:
     """Do the work, again from the start if a lock on ``what`` was not free in time. Raise ``Busy``.
 

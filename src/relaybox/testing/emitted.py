@@ -27,14 +27,7 @@ from relaybox.database.migrations import rendered
 from relaybox.database.schema import now
 from relaybox.database.statements.delivery import Query
 from relaybox.emit.write import as_uuid
-from relaybox.errors import (
-    ConfigError,
-    PayloadError,
-    SchemaError,
-    StoreError,
-    UnsupportedConnection,
-    shorten,
-)
+from relaybox.errors import ConfigError, PayloadError, SchemaError, StoreError, UnsupportedConnection, shorten
 from relaybox.outbox import Outbox
 from relaybox.sinks.sink import describe
 from relaybox.wire.codec import Limits, decode, encode_payload

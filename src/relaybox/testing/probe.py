@@ -12,10 +12,9 @@ from typing import Any, TypeAlias, Unpack
 import sqlalchemy as sa
 
 from relaybox.core.event import Delivery, Event
-from relaybox.core.event_loop import run
+from relaybox.core.event_loop import in_loop, run
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination, Settings
-from relaybox.database.connect import in_loop
 from relaybox.database.schema import Tables, now
 from relaybox.errors import ConfigError, PayloadError, StoreError, shorten
 from relaybox.operate.observers.count import Counter

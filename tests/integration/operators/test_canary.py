@@ -14,7 +14,7 @@ from relaybox import Destination, Event, Outbox, Reject
 from relaybox.cli.listen import Monitor
 from relaybox.core.event import TEST_TYPE
 from relaybox.core.outcome import Failed
-from relaybox.operate.canary import Rows
+from relaybox.operate.admin import CanaryRows
 from relaybox.stores.ledger import Filter
 from relaybox.stores.store import DeadLetter, Settlement
 from tests.databases import KINDS
@@ -28,14 +28,14 @@ Migrated = Callable[[str], str]
 
 @on_each_kind
 async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) -> None:
-    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    rows = CanaryRows(outbox.admin, outbox.ledger, "mail")
     assert await rows.left() is None
     await outbox.admin.test("mail")
     await outbox.fail("mail")
     assert await rows.left() is None, "the relay counts an operator's event as its own"
     id_ = await rows.send()
     assert (await rows.left()).id == id_  # type: ignore[union-attr]
-    assert await Rows(outbox.admin, outbox.ledger, "web").left() is None
+    assert await CanaryRows(outbox.admin, outbox.ledger, "web").left() is None
     await outbox.back_off("mail")
     assert (await rows.left()).id == id_  # type: ignore[union-attr]
     outbox.change(id_, next_attempt_at=sa.func.now())
@@ -49,7 +49,7 @@ async def test_the_one_that_is_left_is_found_wherever_it_is(outbox: Operated) ->
 
 @on_each_kind
 async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(outbox: Operated) -> None:
-    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    rows = CanaryRows(outbox.admin, outbox.ledger, "mail")
     failed = await rows.send()
     other = outbox.emit("mail")
     await outbox.fail("mail")
@@ -64,7 +64,7 @@ async def test_one_that_failed_is_forgotten_with_its_attempts_and_no_other_is(ou
 
 @on_each_kind
 async def test_a_look_is_one_question(outbox: Operated) -> None:
-    rows = Rows(outbox.admin, outbox.ledger, "mail")
+    rows = CanaryRows(outbox.admin, outbox.ledger, "mail")
     id_ = await rows.send()
     with counted(outbox.store.driver) as asked:
         assert (await rows.look(id_)).id == id_  # type: ignore[union-attr]
@@ -73,7 +73,7 @@ async def test_a_look_is_one_question(outbox: Operated) -> None:
 
 @on_each_kind
 async def test_a_canary_that_failed_is_not_a_dead_letter(outbox: Operated) -> None:
-    await Rows(outbox.admin, outbox.ledger, "mail").send()
+    await CanaryRows(outbox.admin, outbox.ledger, "mail").send()
     other = outbox.emit("mail")
     claimed = (await outbox.claim("mail")).deliveries
     settlements = [Settlement(delivery, Failed("422")) for delivery in claimed]

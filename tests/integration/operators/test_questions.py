@@ -12,7 +12,7 @@ from relaybox.core.outcome import Delivered
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError
 from relaybox.stores.ledger import Choice, Filter, State
-from relaybox.stores.sql.parts import Part
+from relaybox.stores.sql.expressions import Part
 from relaybox.stores.sql.search import Search
 from tests.integration.operated import Operated, details, stop_counting_at
 

@@ -127,7 +127,7 @@ async def change(ledger: SqlLedger, failed: Sequence[Entry]) -> None:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows so small that leaving one shows."""
     stop_counting_at(CAP, monkeypatch)
-    monkeypatch.setattr("relaybox.stores.sql.ledger.history.LEAST", CAP)
+    monkeypatch.setattr("relaybox.stores.sql.ledger.journal.LEAST", CAP)
 
 
 @each_database

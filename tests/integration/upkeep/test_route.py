@@ -17,8 +17,8 @@ from relaybox import Call, Destination, Event, Outbox, Route
 from relaybox.core.clock import MonotonicClock
 from relaybox.core.settings import Settings
 from relaybox.errors import StoreError
-from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, StoredRouter
+from relaybox.relay.upkeep.schedule import Round
 from relaybox.stores.sql.upkeep.route import ROUTED
 from relaybox.stores.upkeep import Router, Slice, StoredEvent, Target, Turn
 from tests.integration.upkeep.bench import Bench, go_on, leading, some

@@ -21,7 +21,7 @@ from relaybox.database.dialects import DIALECTS
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
 from relaybox.errors import ConfigError, EmitError, NotInTransaction
-from relaybox.receive.mark import Key, forget, inbox_statements, key_of, mark, note_left
+from relaybox.receive.inbox import Key, forget, inbox_statements, key_of, mark, note_left
 from relaybox.sinks.open import Handlers, handler_of
 
 T = TypeVar("T")

@@ -27,8 +27,8 @@ from relaybox.contrib.django.handlers import with_connections
 from relaybox.contrib.django.inbox import in_atomic
 from relaybox.contrib.django.private import is_of_testcase, waiting_thread
 from relaybox.contrib.django.signals import ThreadedSignals
+from relaybox.core.event_loop import in_loop
 from relaybox.core.settings import Settings
-from relaybox.database.connect import in_loop
 from relaybox.database.dialects import refusal
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps, drive

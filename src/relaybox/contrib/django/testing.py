@@ -18,8 +18,9 @@ from relaybox.contrib.django.conf import get_configuration, get_settings
 from relaybox.contrib.django.databases import connection_of, execute, raise_ours
 from relaybox.contrib.django.emit import default_alias
 from relaybox.contrib.django.outbox import get_outbox, is_busy
+from relaybox.core.event_loop import in_loop
 from relaybox.core.settings import Destination
-from relaybox.database.connect import Execute, in_loop
+from relaybox.database.connect import Execute
 from relaybox.errors import ConfigError
 from relaybox.sinks.open import Handlers
 from relaybox.sinks.sink import Sink

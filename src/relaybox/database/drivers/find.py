@@ -30,7 +30,7 @@ _DRIVERS: dict[str, tuple[Kind, str]] = {
     "asyncpg.connection.Connection": ("async driver", "asyncpg.Asyncpg"),
     "asyncpg.pool.PoolConnectionProxy": ("async driver", "asyncpg.Asyncpg"),
     "sqlite3.Connection": ("driver", "sqlite3.Sqlite3"),
-    "aiosqlite.core.Connection": ("async driver", "aiosqlite.Aiosqlite"),
+    "aiosqlite.core.Connection": ("async driver", "sqlite3.Aiosqlite"),
     "pymysql.connections.Connection": ("driver", "pymysql.Pymysql"),
     "MySQLdb.connections.Connection": ("driver", "mysqlclient.Mysqlclient"),
     "asyncmy.connection.Connection": ("async driver", "asyncmy.Asyncmy"),

@@ -1,13 +1,16 @@
-"""The driver for the standard library's sqlite3."""
+"""The drivers for SQLite: the standard library's sqlite3, and aiosqlite."""
 
 from __future__ import annotations
 
 import sqlite3
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from relaybox.database.dialects import SQLITE
 from relaybox.database.statements.delivery import ParamStyle, Query
 from relaybox.database.steps import Rows
+
+if TYPE_CHECKING:
+    import aiosqlite
 
 
 class SqliteState:
@@ -47,3 +50,21 @@ class Sqlite3(SqliteState):
         cursor = connection.cursor()
         cursor.row_factory = None
         return cursor.execute(query.sql, query.params).fetchall()
+
+
+class Aiosqlite(SqliteState):
+    """An aiosqlite connection."""
+
+    name = "aiosqlite"
+
+    def begins(self, connection: aiosqlite.Connection) -> bool:
+        return super().begins(connection._conn)
+
+    async def execute(self, connection: aiosqlite.Connection, query: Query) -> Rows:
+        """Execute in one trip to the connection's thread, unless a custom row factory prevents that."""
+        if connection.row_factory in (None, sqlite3.Row):
+            return list(await connection.execute_fetchall(query.sql, query.params))
+        async with connection.cursor() as cursor:
+            cursor.row_factory = None
+            await cursor.execute(query.sql, query.params)
+            return list(await cursor.fetchall())

@@ -7,8 +7,7 @@ import importlib
 from typing import Any
 
 from relaybox.core.settings import Settings
-from relaybox.emit.wakes.local import Bell, LocalWake
-from relaybox.emit.wakes.wake import Wake
+from relaybox.emit.wakes.local import Bell, LocalWake, Wake
 
 
 def open_wake(settings: Settings) -> Wake:

@@ -7,7 +7,6 @@ process that sends another's message. An event that was not sampled gets no span
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 from relaybox.core.clock import uptime
 from relaybox.core.event import Delivery
@@ -29,8 +28,8 @@ class TracesObserver(Observer):
 
     timed = True
 
-    def __init__(self, *, clock: Callable[[], float] = uptime) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
+        self._clock = uptime
         self._tracer = tracer()
 
     def sent(self, destination: str, sends: Sends) -> None:

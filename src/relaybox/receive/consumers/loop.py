@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from relaybox.core.event import Event
-from relaybox.core.retry import delay
+from relaybox.core.outcome import delay
 from relaybox.core.settings import Backoff
 from relaybox.core.values import Duration, Secret, duration_from, mask_url, parse_secret
 from relaybox.receive.consumer import Consumer, Crashed, Done, Later, Once, Rejected, Verdict, cancelled, log

@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 class Service(Protocol):
-    """Writes, reads and deletes the rows of test events; ``operate.canary`` implements it."""
+    """Writes, reads and deletes the rows of test events; ``operate.admin`` implements it."""
 
     async def send(self) -> UUID:
         """Write a new test event and return its id."""

@@ -10,15 +10,14 @@ from typing import NamedTuple
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.receive.mark import WINDOW
+from relaybox.receive.inbox import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.canary import LOOK, Canary
 from relaybox.relay.upkeep.membership import Leadership, Membership
 from relaybox.relay.upkeep.prune import IDEMPOTENCY_WINDOW, Prune
-from relaybox.relay.upkeep.round import Round
 from relaybox.relay.upkeep.route import Reroute, Wake
 from relaybox.relay.upkeep.sample import Sampling
-from relaybox.relay.upkeep.schedule import Job, Schedule
+from relaybox.relay.upkeep.schedule import Job, Round, Schedule
 from relaybox.relay.upkeep.sweep import Sweep
 from relaybox.relay.upkeep.tally import Tally
 from relaybox.stores.sql.upkeep import SqlUpkeep

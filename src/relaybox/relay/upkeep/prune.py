@@ -9,9 +9,9 @@ from typing import Generic, TypeVar
 
 from relaybox.core.clock import Clock
 from relaybox.database.statements.upkeep import PROMPT
-from relaybox.receive.mark import WINDOW
+from relaybox.receive.inbox import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.schedule import Rest, Round, Work, take_turns
 from relaybox.stores.sql.upkeep.prune import SqlPrune
 from relaybox.stores.upkeep import History, Setting, Slice
 

@@ -20,7 +20,7 @@ from relaybox.core.routing import Routes
 from relaybox.core.settings import Destination, Route, Settings
 from relaybox.emit.row import DEFAULT_MAX_ATTEMPTS, Call, check_payload, ordering_key
 from relaybox.errors import RelayboxError
-from relaybox.relay.upkeep.round import Rest, Round, take_turns
+from relaybox.relay.upkeep.schedule import Rest, Round, take_turns
 from relaybox.stores.sql.upkeep.route import SqlRoute
 from relaybox.stores.upkeep import Router, StoredEvent, Target, Turn
 from relaybox.wire.codec import decode

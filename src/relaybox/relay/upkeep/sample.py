@@ -8,7 +8,7 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.core.settings import Destination
-from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.schedule import Rest, Round, Work, take_turns
 from relaybox.relay.upkeep.tally import DatabaseTime, minute_of
 from relaybox.stores.sql.upkeep.sample import SqlSamples
 from relaybox.stores.upkeep import Sample, Sampled

@@ -12,7 +12,7 @@ from functools import partial
 
 from relaybox.core.clock import Clock
 from relaybox.relay.upkeep.agreement import Agreement
-from relaybox.relay.upkeep.round import Rest, Round, Work, take_turns
+from relaybox.relay.upkeep.schedule import Rest, Round, Work, take_turns
 from relaybox.stores.sql.upkeep.sweep import SqlSweep
 from relaybox.stores.upkeep import Setting
 

@@ -18,8 +18,17 @@ from uuid import uuid4
 
 from relaybox.core.outcome import Reject, Unavailable
 from relaybox.core.settings import Destination
-from relaybox.search.algolia.application import Application, application_of
-from relaybox.search.algolia.hosts import Hosts, error_in, object_of, over_quota, path_of, said_in, task_of
+from relaybox.search.algolia.hosts import (
+    Application,
+    Hosts,
+    application_of,
+    error_in,
+    object_of,
+    over_quota,
+    path_of,
+    said_in,
+    task_of,
+)
 from relaybox.search.change import BUILDING
 from relaybox.search.engine import TROUBLE, Change, Write, encode_changes, halves, pages, parts_of
 from relaybox.search.http import Reply

@@ -19,8 +19,7 @@ from relaybox.errors import shorten
 from relaybox.search.change import BUILDING
 from relaybox.search.engine import Change, Write, encode_changes, halves, parts_of
 from relaybox.search.http import Reply
-from relaybox.search.meilisearch.server import NAME, Server, path_of
-from relaybox.search.meilisearch.tasks import Error, Task, enqueued, error_of
+from relaybox.search.meilisearch.server import NAME, Error, Server, Task, enqueued, error_of, path_of
 from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.sink import DELIVERED, Answer, answer_of
 

@@ -31,8 +31,7 @@ from relaybox.core.values import Parse
 from relaybox.errors import ConfigError
 from relaybox.search.change import BUILDING, SEARCH_OPTIONS
 from relaybox.search.engine import TROUBLE, Change, Write, encode_changes, halves, pages, parts_of
-from relaybox.search.opensearch.bulk import GUARD, answer_to, bulk_action_of, results_of
-from relaybox.search.opensearch.cluster import Cluster, path_of
+from relaybox.search.opensearch.cluster import GUARD, Cluster, answer_to, bulk_action_of, path_of, results_of
 from relaybox.sinks.broker import TLS_OPTIONS, Address, flag, parse_address, tls_context
 from relaybox.sinks.sink import Answer, answer_of, clean
 

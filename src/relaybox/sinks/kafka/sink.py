@@ -22,8 +22,7 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import Duration, Parse, parse_duration, parse_size, wrong
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import Address, Messages, Template, key_of, one_of, parse_address, text
-from relaybox.sinks.kafka.brokers import OF_A_BATCH, TOO_LARGE, classify
-from relaybox.sinks.kafka.producer import Headers, KafkaProducer
+from relaybox.sinks.kafka.producer import OF_A_BATCH, TOO_LARGE, Headers, KafkaProducer, classify
 from relaybox.sinks.sink import (
     AT_A_STRETCH,
     DELIVERED,

@@ -21,6 +21,7 @@ from relaybox.sinks.broker import (
     TLS_OPTIONS,
     Address,
     Messages,
+    Shared,
     Template,
     deduplicated_by,
     explain,
@@ -32,7 +33,6 @@ from relaybox.sinks.broker import (
 )
 from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.nats.connection import Broken, Connection, Refused
-from relaybox.sinks.shared import Shared
 from relaybox.sinks.sink import OneByOne, being_cancelled
 from relaybox.wire.envelope import Envelope
 from relaybox.wire.tracing import NAMES

@@ -21,11 +21,9 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Parse, wrong
-from relaybox.sinks.broker import TLS_OPTIONS, count, parse_address, text, tls_context, unreachable
+from relaybox.sinks.broker import TLS_OPTIONS, Shared, count, parse_address, text, tls_context, unreachable
 from relaybox.sinks.deadline import Deadline, no_answer
-from relaybox.sinks.rabbitmq.connection import Link, Opener
-from relaybox.sinks.rabbitmq.publication import Publication, Publications
-from relaybox.sinks.shared import Shared
+from relaybox.sinks.rabbitmq.connection import Link, Opener, Publication, Publications
 from relaybox.sinks.sink import OneByOne, Places, being_cancelled, clean
 
 _MOST_DOUBTS = 1000

@@ -15,8 +15,7 @@ from relaybox.core.fingerprint import LOOKED_AT, fingerprint
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Steps
 from relaybox.stores.ledger import BATCH, CAP, Counted, Entry, Filter, Page
-from relaybox.stores.sql.expressions import Expressions
-from relaybox.stores.sql.parts import Part, Parts
+from relaybox.stores.sql.expressions import Expressions, Part, Parts
 from relaybox.stores.sql.rows import shown
 from relaybox.stores.sql.windows import Bounds, Windows, in_time
 

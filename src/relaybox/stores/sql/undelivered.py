@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
-from relaybox.database.statements.undelivered import texts
+from relaybox.database.statements.journal import undelivered_texts
 from relaybox.database.steps import Row, ask
 from relaybox.stores.sql.rows import shown
 from relaybox.stores.sql.store import SqlStore
@@ -33,7 +33,7 @@ class Undelivered:
     def __init__(self, store: SqlStore) -> None:
         self._driver = store.driver
         own = store.steps.statements
-        self._statements = own.others(texts(own.dialect.name))
+        self._statements = own.others(undelivered_texts(own.dialect.name))
 
     async def of_documents(
         self, destination: str, aggregate_type: str, ids: Sequence[str]

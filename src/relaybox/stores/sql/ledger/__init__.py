@@ -7,8 +7,7 @@ from relaybox.database.statements.ledger import texts
 from relaybox.stores.sql.expressions import COLUMNS, Expressions
 from relaybox.stores.sql.ledger.changes import SqlChanges
 from relaybox.stores.sql.ledger.entries import SqlEntries
-from relaybox.stores.sql.ledger.history import SqlHistory
-from relaybox.stores.sql.ledger.journal import SqlJournal
+from relaybox.stores.sql.ledger.journal import SqlHistory, SqlJournal
 from relaybox.stores.sql.ledger.overview import SqlOverview
 from relaybox.stores.sql.store import SqlStore
 

@@ -8,7 +8,7 @@ from uuid import UUID
 
 import sqlalchemy as sa
 
-from relaybox.core.shadow import HEADER, is_shadow
+from relaybox.core.rollout import HEADER, is_shadow
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Row, Steps
 from relaybox.stores.ledger import BATCH, Attempt, Content, Counted, Entry, Filter, Page

@@ -14,8 +14,7 @@ from relaybox.database.statements.delivery import Statements
 from relaybox.database.statements.ledger import next_names
 from relaybox.database.steps import Row, Steps, ask
 from relaybox.stores.ledger import BATCH, CAP, Counts, DestinationState, Relay
-from relaybox.stores.sql.expressions import Expressions
-from relaybox.stores.sql.parts import Parts
+from relaybox.stores.sql.expressions import Expressions, Parts
 from relaybox.stores.sql.rows import shown
 from relaybox.stores.sql.store import Driver, Topic, driven, walk_names
 
