@@ -80,7 +80,7 @@ LOOPBACK = "127.0.0.1 is a loopback address; add it to allow of destination 'run
         ('sink = "console:"\ntimout = "1s"', " has no setting 'timout'; did you mean"),
         ('sink = "htps://example.org"', ": sink has no known scheme: 'htps'; did you mean"),
         ('sink = "https:///events"', ": sink = 'https:///events': name a host"),
-        ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/x' is not a valid"),
+        ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/***' is not a valid"),
         ('sink = "opensearch:///documents"', ": sink = 'opensearch:///documents': write host:port"),
         (
             'sink = "https://example.org"\nsecret = "env:NOWHERE"',
@@ -303,6 +303,16 @@ def test_init_writes_the_database_it_is_given(project: Project) -> None:
     assert given == 'database = "postgresql://me:hush\\"\\\\@host/db"'
     assert 'database = "postgresql://***@host/db"' in project.run("config", "show")
     assert "database is not a URL" in project.run("init", "--force", "--database", "shop", status=2)
+
+
+def test_the_secret_path_of_a_webhook_is_shown_by_no_command(migrated: Project) -> None:
+    for sink in ("https://hooks.slack.com/services/T0/hush", "env:SLACK_URL"):
+        migrated.write("relaybox.toml", TOML.format(settings=f'sink = "{sink}"'))
+        for command in (["config", "show"], ["config", "check"], ["doctor", "--skip", "sinks"]):
+            status = 2 if sink.startswith("env:") and command == ["config", "check"] else 0
+            shown = migrated.run(*command, status=status)
+            assert "hush" not in shown
+    assert 'sink = "env:SLACK_URL"' in migrated.run("config", "show")
 
 
 def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> None:

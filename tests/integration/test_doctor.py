@@ -563,7 +563,7 @@ def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "sink",
     [
-        "http://127.0.0.1:{port}/events",
+        "http://127.0.0.1:{port}/services/guest",
         "redis://127.0.0.1:{port}/0",
         "nats://127.0.0.1:{port}/events",
         "amqp://guest:guest@127.0.0.1:{port}/",
