@@ -220,7 +220,7 @@ def test_missing_tables_are_reported(kind: str, fresh_database: Make, tmp_path: 
 def named_roles() -> dict[str, str]:
     """Create the roles of ``relaybox sql --grants`` under other names."""
     mark = uuid4().hex[:8]
-    return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer", "consumer")}
 
 
 @pytest.fixture
