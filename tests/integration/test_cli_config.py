@@ -252,6 +252,16 @@ def test_check_says_so_where_the_application_does_not_read_the_file(
     assert "ok    settings  relaybox.toml, app fixed:outbox\n" in migrated.run("config", "check", *arguments)
 
 
+def test_a_file_in_the_directory_replaces_no_package(migrated: Project) -> None:
+    migrated.write("aiohttp.py", 'raise SystemExit("hijacked")')
+    migrated.write("shop_of_this_test.py", APP)
+    migrated.write("relaybox.toml", TOML.format(settings='sink = "https://example.org/events"'))
+    command = (sys.executable, "-P", "-m", "relaybox")
+    assert "hijacked" not in migrated.run("config", "check", command=command)
+    shown = migrated.run("--app", "shop_of_this_test:outbox", "config", "show", command=command)
+    assert "destinations.on_order" in shown
+
+
 def test_init_writes_what_works(project: Project) -> None:
     assert project.run("init").splitlines()[0] == "wrote relaybox.toml"
     assert [path.name for path in project.directory.iterdir()] == ["relaybox.toml"]

@@ -651,6 +651,20 @@ def test_a_secret_that_is_not_set_is_found_and_set(clinic: Clinic, monkeypatch: 
     assert clinic.findings() == []
 
 
+def test_what_a_destination_exposes_is_found_and_put_right(clinic: Clinic) -> None:
+    text = '[destinations.shop]\nsink = "{}://shop.example.org/events"\nsecret = "{}"\n{}'
+    route = '[[routes]]\nevents = ["*"]\nto = ["shop"]\n'
+    clinic.configure(text=text.format("http", "hush-" * 8, route))
+    found = clinic.findings("--only", "settings")
+    assert [(one["level"], one["title"]) for one in found] == [
+        ("warning", "destination 'shop' is public and has no TLS"),
+        ("warning", "secret of destination 'shop' is a secret in the settings"),
+    ]
+    assert "hush" not in str(found)
+    clinic.configure(text=text.format("https", "env:SHOP_SECRET", route))
+    assert clinic.findings("--only", "settings") == []
+
+
 def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: Path) -> None:
     name = f"tasks_{uuid4().hex}"
     route = '[[routes]]\nevents = ["*"]\nto = ["work"]\n'

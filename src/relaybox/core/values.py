@@ -121,6 +121,10 @@ class Secret:
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from None
 
+    def inline(self, env: Mapping[str, str]) -> bool:
+        """True if the settings hold the secret itself, and the caller did not read it from ``env``."""
+        return not is_reference(self._source) and self._source not in env.values()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and self._source == other._source
 
