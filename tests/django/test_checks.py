@@ -197,7 +197,7 @@ def test_what_a_destination_exposes_is_a_matter_of_deployment() -> None:
     assert found(outbox) == []
     with override_settings(OUTBOX=outbox):
         tls, secret = map(shown, check_exposure())
-    assert tls[0] == secret[0] == "W010"
+    assert tls[0] == secret[0] == "W011"
     assert tls[1].startswith("destination 'shop' is public and has no TLS")
     assert secret[1].startswith("secret of destination 'shop' is a secret in the settings")
     assert "hush" not in str((tls, secret))

@@ -120,7 +120,7 @@ def check_exposure(**_: Any) -> list[CheckMessage]:
         # ``check_settings`` reports it.
         return []
     found = [one for destination in destinations for one in exposures(destination, os.environ)]
-    return [Warning(f"{one.title}: {one.detail}", hint=f"{one.fix}.", id="relaybox.W010") for one in found]
+    return [Warning(f"{one.title}: {one.detail}", hint=f"{one.fix}.", id="relaybox.W011") for one in found]
 
 
 @register(Tags.database)  # type: ignore[untyped-decorator]
