@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 ALLOWED = Path(__file__).with_suffix(".json")
 FOLDERS = ("src", "docs", "tests", "benchmarks", "examples", "deploy")
-FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "Makefile")
+FILES = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "Makefile")
 TEXTS = {"", ".css", ".html", ".java", ".js", ".md", ".service", ".sql", ".toml", ".txt", ".yaml", ".yml"}
 # Of generated documents the generators are checked, and the test of this module quotes what to avoid.
 SKIPPED = re.compile(r"docs/(proof\.|performance)|tests/unit/test_prose\.py$")

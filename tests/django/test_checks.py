@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 from celery import current_app
 from django.core.checks import CheckMessage
+from django.core.checks.registry import registry
 from django.core.management import call_command
 from django.db import connections
 from django.test import override_settings
 
 from relaybox.contrib.django import checks, emit_event
 from relaybox.contrib.django.beat import beat_schedule
-from relaybox.contrib.django.checks import check_databases, check_settings
+from relaybox.contrib.django.checks import check_databases, check_exposure, check_settings
 
 SINK = {"sink": "memory:"}
 
@@ -188,6 +189,20 @@ def test_events_that_no_route_takes_are_reported(using: str) -> None:
         "W009",
         f"database {using!r}: events wait because no route matches them: 'a.done', 'b.done'",
     )
+
+
+def test_what_a_destination_exposes_is_a_matter_of_deployment() -> None:
+    public = {"sink": "http://shop.example.org/events", "secret": "hush-" * 8}
+    outbox = {"DESTINATIONS": {"shop": public}, "ROUTES": {"*": "shop"}}
+    assert found(outbox) == []
+    with override_settings(OUTBOX=outbox):
+        tls, secret = map(shown, check_exposure())
+    assert tls[0] == secret[0] == "W011"
+    assert tls[1].startswith("destination 'shop' is public and has no TLS")
+    assert secret[1].startswith("secret of destination 'shop' is a secret in the settings")
+    assert "hush" not in str((tls, secret))
+    assert check_exposure in registry.get_checks(include_deployment_checks=True)
+    assert check_exposure not in registry.get_checks()
 
 
 @pytest.mark.django_db(databases="__all__")

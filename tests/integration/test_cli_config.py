@@ -80,7 +80,7 @@ LOOPBACK = "127.0.0.1 is a loopback address; add it to allow of destination 'run
         ('sink = "console:"\ntimout = "1s"', " has no setting 'timout'; did you mean"),
         ('sink = "htps://example.org"', ": sink: 'htps' is not a known scheme; did you mean"),
         ('sink = "https:///events"', ": sink = 'https:///events': name a host"),
-        ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/x' is not a valid"),
+        ('sink = "https://me:hush@[::1/x"', ": sink = 'https://***@[::1/***' is not a valid"),
         ('sink = "opensearch:///documents"', ": sink = 'opensearch:///documents': write host:port"),
         (
             'sink = "https://example.org"\nsecret = "env:NOWHERE"',
@@ -252,6 +252,16 @@ def test_check_says_so_where_the_application_does_not_read_the_file(
     assert "ok    settings  relaybox.toml, app fixed:outbox\n" in migrated.run("config", "check", *arguments)
 
 
+def test_a_file_in_the_directory_replaces_no_package(migrated: Project) -> None:
+    migrated.write("aiohttp.py", 'raise SystemExit("hijacked")')
+    migrated.write("shop_of_this_test.py", APP)
+    migrated.write("relaybox.toml", TOML.format(settings='sink = "https://example.org/events"'))
+    command = (sys.executable, "-P", "-m", "relaybox")
+    assert "hijacked" not in migrated.run("config", "check", command=command)
+    shown = migrated.run("--app", "shop_of_this_test:outbox", "config", "show", command=command)
+    assert "destinations.on_order" in shown
+
+
 def test_init_writes_what_works(project: Project) -> None:
     assert project.run("init").splitlines()[0] == "wrote relaybox.toml"
     assert [path.name for path in project.directory.iterdir()] == ["relaybox.toml"]
@@ -303,6 +313,16 @@ def test_init_writes_the_database_it_is_given(project: Project) -> None:
     assert given == 'database = "postgresql://me:hush\\"\\\\@host/db"'
     assert 'database = "postgresql://***@host/db"' in project.run("config", "show")
     assert "database is not a URL" in project.run("init", "--force", "--database", "shop", status=2)
+
+
+def test_the_secret_path_of_a_webhook_is_shown_by_no_command(migrated: Project) -> None:
+    for sink in ("https://hooks.slack.com/services/T0/hush", "env:SLACK_URL"):
+        migrated.write("relaybox.toml", TOML.format(settings=f'sink = "{sink}"'))
+        for command in (["config", "show"], ["config", "check"], ["doctor", "--skip", "sinks"]):
+            status = 2 if sink.startswith("env:") and command == ["config", "check"] else 0
+            shown = migrated.run(*command, status=status)
+            assert "hush" not in shown
+    assert 'sink = "env:SLACK_URL"' in migrated.run("config", "show")
 
 
 def test_show_says_what_counts_and_where_it_comes_from(migrated: Project) -> None:

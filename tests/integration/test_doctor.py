@@ -220,7 +220,7 @@ def test_missing_tables_are_reported(kind: str, fresh_database: Make, tmp_path: 
 def named_roles() -> dict[str, str]:
     """Create the roles of ``relaybox sql --grants`` under other names."""
     mark = uuid4().hex[:8]
-    return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer")}
+    return {role: f"{role}_{mark}" for role in ("emitter", "relay", "viewer", "consumer")}
 
 
 @pytest.fixture
@@ -563,7 +563,7 @@ def only_sink(clinic: Clinic, text: str) -> dict[str, str]:
 @pytest.mark.parametrize(
     "sink",
     [
-        "http://127.0.0.1:{port}/events",
+        "http://127.0.0.1:{port}/services/guest",
         "redis://127.0.0.1:{port}/0",
         "nats://127.0.0.1:{port}/events",
         "amqp://guest:guest@127.0.0.1:{port}/",
@@ -649,6 +649,20 @@ def test_a_secret_that_is_not_set_is_found_and_set(clinic: Clinic, monkeypatch: 
     assert finding["fix"] == "set the variable RUNNER_SECRET"
     monkeypatch.setenv("RUNNER_SECRET", "s3cret")
     assert clinic.findings() == []
+
+
+def test_what_a_destination_exposes_is_found_and_put_right(clinic: Clinic) -> None:
+    text = '[destinations.shop]\nsink = "{}://shop.example.org/events"\nsecret = "{}"\n{}'
+    route = '[[routes]]\nevents = ["*"]\nto = ["shop"]\n'
+    clinic.configure(text=text.format("http", "hush-" * 8, route))
+    found = clinic.findings("--only", "settings")
+    assert [(one["level"], one["title"]) for one in found] == [
+        ("warning", "destination 'shop' is public and has no TLS"),
+        ("warning", "secret of destination 'shop' is a secret in the settings"),
+    ]
+    assert "hush" not in str(found)
+    clinic.configure(text=text.format("https", "env:SHOP_SECRET", route))
+    assert clinic.findings("--only", "settings") == []
 
 
 def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from uuid import uuid4
 import pytest
 import sqlalchemy as sa
 
+from relaybox import Inbox
+from relaybox.core.clock import MonotonicClock
 from relaybox.core.outcome import Delivered, Failed, Retried
 from relaybox.database.dialects import DIALECTS
 from relaybox.database.migrations import DialectName, check, migrate
@@ -22,6 +24,9 @@ from relaybox.database.roles import grants
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Query, Statements
 from relaybox.errors import ConfigError, SchemaError, StoreError
+from relaybox.relay.upkeep.agreement import Agreement
+from relaybox.relay.upkeep.prune import Prune
+from relaybox.stores.journal import Audit
 from relaybox.stores.open import open_store
 from relaybox.stores.sql.ledger import SqlLedger
 from relaybox.stores.sql.store import SqlStore
@@ -31,10 +36,12 @@ from relaybox.stores.store import Settlement, Want
 from relaybox.stores.upkeep import Sample
 from tests.conftest import available
 from tests.databases import POSTGRESQL, engine
+from tests.integration.upkeep.bench import go_on
 from tests.schema_snapshot import run_script
 from tests.servers import fresh, mariadb
+from tests.web.stage import HTML, Stage, log_in
 
-ROLES = ("emitter", "relay", "viewer")
+ROLES = ("emitter", "relay", "viewer", "consumer")
 DENIED = "permission denied|must be owner|command denied"
 GRANTOR = "GRANT ALL PRIVILEGES ON *.* TO relaybox@'127.0.0.1' WITH GRANT OPTION;\n"
 
@@ -160,6 +167,10 @@ def test_the_emitter_may_not_read_change_or_delete_events(database: Database) ->
         f"SELECT id FROM {event}",
         f"UPDATE {event} SET status = 'failed'",
         f"DELETE FROM {event}",
+        f"INSERT INTO {event} (status) VALUES ('delivered')",
+        f"INSERT INTO {event} (leased_until) VALUES (NULL)",
+        f"INSERT INTO {event} (delivered_at) VALUES (NULL)",
+        f"INSERT INTO {event} (error_message) VALUES ('x')",
         f"TRUNCATE TABLE {event}",
         f"UPDATE {key} SET created_at = created_at",
         f"DELETE FROM {key}",
@@ -171,23 +182,53 @@ def test_the_emitter_may_not_read_change_or_delete_events(database: Database) ->
         database.denies("emitter", statement)
 
 
-def test_the_emitter_has_no_right_that_it_does_not_need(database: Database) -> None:
-    role, needed = database.roles["emitter"], 0
+def test_only_for_debezium_the_emitter_writes_final_rows_and_still_no_lease(database: Database) -> None:
+    if database.dialect != "postgresql":
+        pytest.skip("Debezium reads PostgreSQL's log")
+    row = (uuid4(), uuid4(), "d", "Order", "1", "order.paid", "{}", None, None, "{}", None, "1", 5, None)
+    final = database.statements.insert([row], final=True)
+    database.denies("emitter", final)
+    wider = grants("postgresql", schema=database.schema, **database.roles, handed_over=True)
+    run_script(database.url, ";".join(wider))
+    database.execute("emitter", final)
+    database.denies("emitter", f"INSERT INTO {database.name('outbox_event')} (leased_until) VALUES (NULL)")
+    run_script(database.url, ";".join(grants("postgresql", schema=database.schema, **database.roles)))
+    database.denies("emitter", final)
+
+
+@pytest.mark.parametrize("role", ["emitter", "consumer"])
+def test_a_role_has_no_right_that_it_does_not_need(role: str, database: Database) -> None:
+    work, name, needed = (
+        {"emitter": work_as_emitter, "consumer": work_as_consumer}[role],
+        database.roles[role],
+        0,
+    )
     for grant in grants(database.dialect, schema=database.schema, **database.roles):
-        for privilege, rest in single_privileges(grant, role):
+        for privilege, rest in single_privileges(grant, name):
             needed += 1
             run_script(database.url, f"REVOKE {privilege} {rest.replace(' TO ', ' FROM ')}")
             # MariaDB hides a table from those who may do nothing with it.
             with pytest.raises((*Denied, StoreError, SchemaError), match=f"{DENIED}|tables are missing"):
-                work_as_emitter(database)
+                work(database)
             run_script(database.url, grant)
-            work_as_emitter(database)
+            work(database)
     assert needed > 3
 
 
 def work_as_emitter(database: Database) -> None:
     database.emit(uuid4().hex)
     check(database.logins["emitter"], schema=database.schema)
+
+
+def work_as_consumer(database: Database) -> None:
+    inbox, message = Inbox(consumer="billing", window="1s", schema=database.schema), uuid4()
+    login, marks = engine(database.logins["consumer"]), database.name("inbox_message")
+    with login.begin() as connection:
+        assert inbox.mark(connection, message)
+        assert not inbox.mark(connection, message)
+    run_script(database.url, f"UPDATE {marks} SET processed_at = '2020-01-01 00:00:00'")
+    with login.begin() as connection:
+        assert inbox.prune(connection)
 
 
 def single_privileges(grant: str, role: str) -> Iterator[tuple[str, str]]:
@@ -239,6 +280,65 @@ def test_the_relay_may_not_change_the_schema_or_its_version(database: Database) 
         database.denies("relay", statement)
 
 
+async def test_the_relay_only_adds_to_the_audit_and_prunes_all_but_it(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    audit, long_ago = database.name("outbox_audit"), "'2020-01-01 00:00:00'"
+    run_script(
+        database.url,
+        f"INSERT INTO {audit} (actor, action, details, at) VALUES ('a', 'b', '{{}}', {long_ago})",
+    )
+    run_script(database.url, f"INSERT INTO {database.name('inbox_message')} VALUES ('c', 'm', {long_ago})")
+    for statement in (f"UPDATE {audit} SET actor = 'eve'", f"DELETE FROM {audit}", f"TRUNCATE TABLE {audit}"):
+        database.denies("relay", statement)
+    store = open_store(database.logins["relay"], database.tables)
+    assert isinstance(store, SqlStore)
+    try:
+        upkeep = SqlUpkeep(store)
+        await SqlLedger(store).note(Audit("ann", "login", {}))
+        term = await upkeep.lead("a relay", 60.0)
+        assert term is not None
+        prune = Prune(upkeep, Agreement(upkeep, (), "me"), MonotonicClock(), go_on)
+        caplog.set_level("INFO", "relaybox")
+        rounds = [await prune(term) for _ in range(3)]
+    finally:
+        await store.close()
+    assert [(one.changed, one.done, one.led) for one in rounds] == [(1, True, True), *[(0, True, True)] * 2]
+    assert caplog.text.count("the audit is kept: this relay's role may not delete from it") == 1
+    assert len(database.execute("viewer", f"SELECT * FROM {audit}")) == 2
+
+
+def test_a_consumer_marks_and_prunes_messages_and_sees_nothing_else(database: Database) -> None:
+    work_as_consumer(database)
+    for table in database.all_tables():
+        if not table.endswith("inbox_message"):
+            database.denies("consumer", f"SELECT count(*) FROM {table}")
+    database.denies("consumer", f"DROP TABLE {database.name('inbox_message')}")
+
+
+def test_rights_that_earlier_releases_gave_are_taken_back(database: Database) -> None:
+    if database.dialect != "postgresql":
+        pytest.skip("MariaDB cannot revoke what may not be granted")
+    event, audit = database.name("outbox_event"), database.name("outbox_audit")
+    run_script(database.url, f"GRANT INSERT ON {event} TO {database.roles['emitter']}")
+    run_script(database.url, f"GRANT UPDATE, DELETE ON {audit} TO {database.roles['relay']}")
+    run_script(database.url, ";".join(grants("postgresql", schema=database.schema, **database.roles)))
+    database.denies("emitter", f"INSERT INTO {event} (status) VALUES ('delivered')")
+    database.denies("relay", f"DELETE FROM {audit}")
+
+
+async def test_a_user_logs_in_to_a_dashboard_that_may_only_read(
+    database: Database, caplog: pytest.LogCaptureFixture
+) -> None:
+    if database.schema is not None:
+        pytest.skip("the stage has its tables in no schema")
+    async with Stage(database.logins["viewer"]) as stage, stage.client(None) as client:
+        entered = await log_in(client)
+        assert (entered.status_code, entered.headers["location"]) == (303, "/events")
+        assert (await client.get("/events", headers=HTML)).status_code == 200
+    assert "this login is not in the audit: the database's role may not write it" in caplog.text
+
+
 def test_the_viewer_reads_everything_and_changes_nothing(database: Database) -> None:
     database.emit("1")
     assert len(database.execute("viewer", f"SELECT * FROM {database.name('outbox_event')}")) == 1
@@ -259,7 +359,7 @@ def test_the_statements_may_be_repeated(database: Database) -> None:
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "mariadb", "sqlite"])
-@pytest.mark.parametrize("setting", ["schema", "prefix", "emitter", "relay", "viewer"])
+@pytest.mark.parametrize("setting", ["schema", "prefix", *ROLES])
 def test_an_invalid_name_is_refused(dialect: Any, setting: str) -> None:
     arguments: dict[str, Any] = {setting: 'a"; drop table x;--'}
     with pytest.raises(ConfigError, match=rf"{setting} = 'a\"; drop table x;--'"):

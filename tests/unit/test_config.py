@@ -37,6 +37,7 @@ from relaybox.database import dialects
 from relaybox.database.connect import connected
 from relaybox.database.schema import make_tables
 from relaybox.errors import ConfigError, StoreError, UnknownSetting
+from relaybox.sinks.open import open_sink
 from relaybox.stores.open import open_postgresql as open_store
 
 URL = "https://example.org/events"
@@ -186,7 +187,55 @@ def test_the_name_of_a_file_and_an_engine_are_answered_with_a_url() -> None:
 
 def test_a_masked_url_still_says_where_it_points() -> None:
     assert mask_url("amqp://u:p@ss@host/vhost?key=1") == "amqp://***@host/vhost?***"
-    assert mask_url("https://example.org/events") == "https://example.org/events"
+    assert mask_url("https://example.org") == "https://example.org"
+    assert mask_url("kafka://broker:9092/orders") == "kafka://broker:9092/orders"
+
+
+def test_the_path_of_a_webhook_is_masked_because_it_may_be_its_secret() -> None:
+    slack = "https://hooks.slack.com/services/T024BE7LD/B0123/x7Jd92kKqLwZ"
+    assert mask_url(slack) == "https://hooks.slack.com/***"
+    assert mask_url(f"{slack}?thread=x7Jd#x7Jd") == "https://hooks.slack.com/***?***"
+    assert mask_url("HTTPS://hooks.slack.com#x7Jd") == "HTTPS://hooks.slack.com#***"
+    assert "x7Jd" not in repr(Destination("slack", slack))
+
+
+def test_a_sink_may_be_a_variable_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    destination = Destination("slack", "env:SLACK_URL")
+    # A process that only emits, or shows the dashboard, need not have it.
+    with pytest.raises(ConfigError, match="destination 'slack': sink: env:SLACK_URL is missing or empty"):
+        destination.check_secrets()
+    with pytest.raises(ConfigError, match="set the variable SLACK_URL"):
+        open_sink(destination, {})
+    monkeypatch.setenv("SLACK_URL", "https://hooks.slack.com/services/x7Jd")
+    destination.check_secrets()
+    assert (destination.scheme, destination.url) == ("https", "https://hooks.slack.com/services/x7Jd")
+    assert type(open_sink(destination, {})).__name__ == "HttpSink"
+    assert "x7Jd" not in repr(destination)
+    (tmp_path / "url").write_text("memory:\n")
+    assert Destination("slack", f"file:{tmp_path / 'url'}").scheme == "memory"
+
+
+@pytest.mark.parametrize("ordered", [None, True])
+@pytest.mark.parametrize(
+    ("url", "fix"),
+    [
+        ("hooks.slack.com/x7Jd", "write a URL such as https://example.org/events there"),
+        ("debezium:", "write debezium: here"),
+        ("handler:x7Jd:y", "write handler: here"),
+        ("meilisearch://x7Jd@host/index", "also write ordered = true or ordered = false"),
+    ],
+)
+def test_a_sink_in_a_variable_decides_nothing_about_how_events_are_stored(
+    url: str, fix: str, ordered: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SINK", url)
+    if ordered and url.startswith("meili"):
+        assert Destination("d", "env:SINK", ordered=True).scheme == "meilisearch"
+        return
+    message = refusal(lambda: Destination("d", "env:SINK", ordered=ordered))
+    assert message.startswith("destination 'd': sink = 'env:SINK'")
+    assert fix in message
+    assert "x7Jd" not in message
 
 
 def test_a_secret_is_a_value_a_variable_or_a_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

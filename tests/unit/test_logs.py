@@ -265,9 +265,9 @@ def record(level: int, message: str, **extra: object) -> logging.LogRecord:
     return made
 
 
-def raised() -> object:
+def raised(text: str = "x") -> object:
     try:
-        raise ValueError("x")
+        raise ValueError(text)
     except ValueError:
         return sys.exc_info()
 
@@ -302,10 +302,24 @@ def test_an_object_for_programs_has_the_values_of_the_record_and_its_traceback()
         "delivered": 1,
     }
     made = record(logging.WARNING, "x", exc_info=raised())
-    assert TextFormatter(colour=False).format(made).endswith("\nValueError: x")
+    assert TextFormatter(colour=False).format(made).endswith("\n  ValueError: x")
     text = JsonFormatter().format(made)
     assert "\n" not in text
     assert json.loads(text)["traceback"].endswith("ValueError: x")
+
+
+@pytest.mark.parametrize(
+    "forged", ["\n", "\r", "\x0b", "\x85", "\u2028", "\x1b[2J", "\x9b2J", "\x00", "\u202e"]
+)
+def test_no_text_from_outside_begins_a_line_or_controls_the_terminal(forged: str) -> None:
+    text = f"x{forged}2026-11-15 06:10:50.123 error   all is lost"
+    made = record(logging.WARNING, text, exc_info=raised(text))
+    for colour in (False, True):
+        first, *more = TextFormatter(colour=colour).format(made).split("\n")
+        assert "all is lost" in first
+        assert more[-1].endswith("all is lost")
+        assert all(line.startswith("  ") and line.isprintable() for line in more)
+        assert colour or first.isprintable()
 
 
 def test_what_the_application_logs_is_written_too_but_no_drivers_secrets() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import logging
+from datetime import UTC, datetime
 
 import httpx2
 import pytest
@@ -12,7 +13,7 @@ import pytest
 from relaybox.errors import ConfigError
 from relaybox.web import dashboard
 from relaybox.web.app import Web
-from relaybox.web.auth import LIFE, Sessions, derived
+from relaybox.web.auth import LIFE, Sessions, Users, derived
 from relaybox.web.login import MOST, WINDOW, Attempts, Budget
 from relaybox.web.problems import Problem
 from relaybox.web.security import FORM_COOKIE as FORM
@@ -269,6 +270,62 @@ def test_a_key_is_not_made_of_tokens_by_one_plain_digest() -> None:
         for about in ("", "ann")
     }
     assert len(whole) == 2 * 3 * 3 * 2
+
+
+HASHED = "sha256:" + hashlib.sha256(OPERATOR.encode()).hexdigest()
+
+
+@pytest.mark.parametrize("until", ["", ":9999-12-30"])
+async def test_the_settings_may_hold_the_hash_of_a_token_which_opens_nothing(
+    until: str, quick: Stage
+) -> None:
+    users = {"ann": {"token": f"{HASHED}{until}", "role": "operator"}}
+    web = dashboard(quick.outbox, users=users, secret="s" * 32)
+    for token, status in ((OPERATOR, 200), (f"{HASHED}{until}", 401), (HASHED.partition(":")[2], 401)):
+        async with quick.client(token, web=web) as client:
+            assert (await client.get("/api/stats")).status_code == status
+    async with quick.client(None, web=web) as client:
+        assert (await log_in(client)).status_code == 303
+        assert (await client.get("/events", headers=HTML)).status_code == 200
+    # Another secret, other sessions: the hash alone signs nothing.
+    known = WebSettings.of({"users": users, "secret": "s" * 32}).reveal()
+    cookie = Sessions(known, "s" * 32).issue("ann")
+    assert Sessions(known, "s" * 32).read(cookie)
+    assert Sessions(known, "").read(cookie) is None
+
+
+async def test_a_token_ends_after_its_last_day_and_its_sessions_with_it(quick: Stage) -> None:
+    expired = {"ann": {"token": f"{HASHED}:2020-01-31", "role": "operator"}}
+    web = dashboard(quick.outbox, users=expired, secret="s" * 32)
+    async with quick.client(OPERATOR, web=web) as client:
+        assert (await client.get("/api/stats")).status_code == 401
+    async with quick.client(None, web=web) as client:
+        assert (await log_in(client)).status_code == 401
+        assert (await client.get("/api/stats")).status_code == 401, "without a valid user nothing is open"
+    end = datetime(2020, 2, 1, tzinfo=UTC).timestamp()
+    now = [end - 10]
+    known = WebSettings.of({"users": expired, "secret": "s" * 32}).reveal()
+    users, sessions = Users(known, lambda: now[0]), Sessions(known, "s" * 32, lambda: now[0])
+    cookie = sessions.issue("ann")
+    assert users.by_token(OPERATOR)
+    assert sessions.read(cookie)
+    now[0] = end
+    assert users.by_token(OPERATOR) is None
+    assert sessions.read(cookie) is None
+
+
+@pytest.mark.parametrize(
+    "token",
+    ["sha256:short-or-not-hex", f"{HASHED}:", f"{HASHED}:2027-02-30", HASHED.upper().replace("SHA", "sha")],
+)
+def test_a_malformed_hash_is_refused_and_one_needs_a_secret_to_sign_with(token: str) -> None:
+    with pytest.raises(ConfigError, match="user 'ann': token holds a malformed hash; write sha256: and 64"):
+        WebSettings.of({"users": {"ann": {"token": token}}, "secret": "s" * 32}).reveal()
+    with pytest.raises(ConfigError, match="also write secret"):
+        WebSettings.of({"users": {"ann": {"token": HASHED}}}).reveal()
+    both = {"ann": {"token": HASHED}, "eve": {"token": OPERATOR}}
+    with pytest.raises(ConfigError, match="have the same token"):
+        WebSettings.of({"users": both, "secret": "s" * 32}).reveal()
 
 
 def test_keys_are_stretched(monkeypatch: pytest.MonkeyPatch) -> None:

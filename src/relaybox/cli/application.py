@@ -31,10 +31,10 @@ FIX = "write where the application's Outbox is, such as --app shop.outbox:outbox
 
 def load_outbox(given: Options) -> Outbox:
     """Return the outbox that ``--app`` or ``app`` in the file names, or one made from the settings."""
-    # Import from the working directory, as uvicorn and celery do. Settings outside the application may also
-    # name its functions, as handler:module:function.
+    # Import from the working directory, but last: a file there must not replace a package that we import.
+    # Settings outside the application may also name its functions, as handler:module:function.
     if "" not in sys.path and os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())
+        sys.path.append(os.getcwd())
     path = given.app
     if path is None and (path := (settings := given.read()).app) is None:
         outbox = Outbox(**{field.name: getattr(settings, field.name) for field in fields(Settings)})

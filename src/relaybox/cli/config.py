@@ -22,7 +22,7 @@ from relaybox.core.settings import (
     find_file,
     normalize_url,
 )
-from relaybox.core.values import Secret, Table, mask_url, parse_secret, show_duration
+from relaybox.core.values import Secret, Table, is_reference, mask_url, parse_secret, show_duration
 from relaybox.errors import ConfigError, RelayboxError
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def init(
     except OSError as error:
         raise ConfigError(f"{path} cannot be written: {error.strerror}") from None
     typer.echo(f"wrote {path}")
-    if mask_url(database) != database and not database.startswith(("env:", "file:")):
+    if mask_url(database) != database and not is_reference(database):
         typer.echo("The database's URL is in it as you gave it; --database env:DATABASE_URL keeps it out.")
     config = f" --config {path}" if given.config else ""
     typer.echo(
@@ -106,7 +106,7 @@ def _new_database(given: str | None) -> str:
     if given is None:
         return "env:DATABASE_URL" if os.environ.get("DATABASE_URL") else DEFAULT_DATABASE
     parse_secret(given, "database")
-    return given if given.startswith(("env:", "file:")) else normalize_url(given)
+    return given if is_reference(given) else normalize_url(given)
 
 
 def show(

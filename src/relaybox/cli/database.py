@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -58,7 +58,9 @@ def sql(
 
     settings = options(context).settings(schema=schema, prefix=prefix)
     name = cast("DialectName", dialect.value) if dialect else server_dialect(settings.database)
-    _print_sql((roles if grants else ddl)(name, schema=settings.schema, prefix=settings.prefix))
+    place: dict[str, Any] = {"schema": settings.schema, "prefix": settings.prefix}
+    handed_over = any(one.handed_over for one in settings.destinations)
+    _print_sql(roles(name, **place, handed_over=handed_over) if grants else ddl(name, **place))
 
 
 def debezium(

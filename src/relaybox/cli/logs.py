@@ -12,6 +12,8 @@ from typing import Annotated, Any, TextIO, TypeAlias
 
 import typer
 
+from relaybox.core.text import printable
+
 LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
 LogFormat = StrEnum("LogFormat", ("text", "json"))
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
@@ -23,19 +25,23 @@ _NAMES = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warnin
 
 
 class TextFormatter(logging.Formatter):
-    """Format as ``2026-11-15 06:10:50.123 info    delivered 12``, in local time."""
+    """Format as ``2026-11-15 06:10:50.123 info    delivered 12``, in local time.
+
+    Only we write control characters and line breaks: no text from outside looks like a line of ours.
+    """
 
     def __init__(self, *, colour: bool) -> None:
         super().__init__()
         self._colour = colour
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return one line, followed by the traceback if there is one."""
+        """Return one line, followed by the indented traceback if there is one."""
         level = _NAMES.get(record.levelno, "error")
         when = f"{datetime.fromtimestamp(record.created):%Y-%m-%d %H:%M:%S.%f}"[:-3]
-        said = record.getMessage()
+        said = printable(record.getMessage(), " ")
         if record.exc_info:
-            said += "\n" + self.formatException(record.exc_info)
+            lines = self.formatException(record.exc_info).splitlines()
+            said = "\n  ".join([said, *(printable(line, " ") for line in lines)])
         if not self._colour:
             return f"{when} {level:<7} {said}"
         return f"{_DIM}{when}{_RESET} {_COLOURS[level]}{level:<7}{_RESET} {said}"

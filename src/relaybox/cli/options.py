@@ -17,6 +17,7 @@ import typer
 
 from relaybox.core.commands import command
 from relaybox.core.settings import DEFAULT_DATABASE, Settings, database_source, find_file
+from relaybox.core.text import printable
 from relaybox.core.values import mask_url, parse_moment
 from relaybox.errors import ConfigError
 
@@ -148,15 +149,17 @@ def run(context: typer.Context, work: Callable[[Admin], Awaitable[T]]) -> T:
 
 
 def actor() -> str:
-    """Return ``user@host`` for the audit."""
-    import getpass
+    """Return ``user@host`` for the audit, with the name that the environment claims if it is another."""
+    import pwd
     import socket
 
     try:
-        user = getpass.getuser()
-    except (KeyError, OSError):
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
         user = str(os.getuid())
-    return f"{user}@{socket.gethostname()}"[:200]
+    claimed = os.environ.get("SUDO_USER") or os.environ.get("LOGNAME") or user
+    claim = "" if claimed == user else f" ({printable(claimed, '?')})"
+    return f"{user}@{socket.gethostname()}{claim}"[:200]
 
 
 def parse_id(text: str) -> UUID:

@@ -19,6 +19,7 @@ from relaybox.core.values import (
     choice,
     duration_from,
     identifier,
+    is_reference,
     known_only,
     mask_url,
     normalize_url,
@@ -143,8 +144,16 @@ class Destination:
 
     @property
     def scheme(self) -> str:
-        """Return the scheme of the sink's URL, which selects the kind of sink."""
-        return self.sink.partition(":")[0].lower()
+        """Return the scheme of the sink's URL, which selects the kind of sink; empty if it cannot be read."""
+        try:
+            return self.url.partition(":")[0].lower()
+        except ConfigError:
+            return ""
+
+    @property
+    def url(self) -> str:
+        """Return the sink's URL, which ``sink`` may refer to: ``env:NAME`` or ``file:PATH``."""
+        return Secret(self.sink).reveal_for(f"destination {self.name!r}: sink")
 
     def __post_init__(self) -> None:
         parse_name(self.name, f"{self._where}name")
@@ -166,14 +175,27 @@ class Destination:
         setting = f"{self._where}sink"
         if not isinstance(self.sink, str) or not self.sink:
             raise wrong(setting, self.sink, "write a URL such as 'https://example.org/events'")
-        if self.scheme not in SCHEMES:
+        if is_reference(self.sink):
+            self._check_reference(setting)
+        elif self.scheme not in SCHEMES:
             scheme = self.sink.partition(":")[0]
             raise ConfigError(f"{setting}: {scheme!r} is not a known scheme{did_you_mean(scheme, SCHEMES)}")
         if self.once and self.scheme != "handler":
             fix = "only functions can run once; other receivers need an inbox of their own"
             raise wrong(f"{self._where}once", self.once, fix)
-        if self.scheme in ("http", "https") and not re.match(r"\w+://[^/?#]", self.sink):
+        if self.scheme in ("http", "https") and not re.match(r"\w+://[^/?#]", self.url):
             raise wrong(setting, mask_url(self.sink), "name a host, as in 'https://example.org/events'")
+
+    def _check_reference(self, setting: str) -> None:
+        """Raise if the URL decides how events are stored: processes that cannot read it store them too."""
+        scheme = self.scheme
+        if scheme and scheme not in SCHEMES:
+            fix = "write a URL such as https://example.org/events there"
+            raise ConfigError(f"{setting} = {self.sink!r} has no known scheme; {fix}")
+        if scheme in SEARCH_ENGINES and self.ordered is None:
+            raise ConfigError(f"{setting} = {self.sink!r}: also write ordered = true or ordered = false")
+        if scheme in ("debezium", "handler"):
+            raise ConfigError(f"{setting} = {self.sink!r}: write {scheme}: here; it is not a secret")
 
     def _check_handed_over(self) -> None:
         if self.sink.partition(":")[2] not in ("", "//"):
@@ -188,7 +210,8 @@ class Destination:
 
     def check_secrets(self) -> None:
         """Raise ``ConfigError`` if a secret is missing in this process."""
-        for setting, secret in (("secret", self.secret), ("auth", self.auth)):
+        secrets = {"sink": Secret(self.sink), "secret": self.secret, "auth": self.auth}
+        for setting, secret in secrets.items():
             if secret is not None:
                 secret.reveal_for(f"destination {self.name!r}: {setting}")
 

@@ -121,6 +121,10 @@ class Secret:
         except ConfigError as error:
             raise ConfigError(f"{setting}: {error}") from None
 
+    def inline(self, env: Mapping[str, str]) -> bool:
+        """True if the settings hold the secret itself, and the caller did not read it from ``env``."""
+        return not is_reference(self._source) and self._source not in env.values()
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Secret) and self._source == other._source
 
@@ -128,7 +132,7 @@ class Secret:
         return hash(self._source)
 
     def __repr__(self) -> str:
-        shown = self._source if self._source.startswith(("env:", "file:")) else "…"
+        shown = self._source if is_reference(self._source) else "…"
         return f"Secret({shown})"
 
     __str__ = __repr__
@@ -167,9 +171,16 @@ def known_only(
 
 
 def mask_url(url: str) -> str:
-    """Return the URL without user, password and query, for messages."""
+    """Return the URL for messages: without user, password and query; of HTTP without its path, too."""
     without_user = re.sub(r"(?<=//).*@", "***@", url, flags=re.DOTALL)
-    return re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
+    without_query = re.sub(r"\?.*", "?***", without_user, flags=re.DOTALL)
+    # The path of some webhooks is their secret.
+    return re.sub(r"(?i)\A(https?://[^/?#]+[/#])[^?]+", r"\1***", without_query)
+
+
+def is_reference(value: str) -> bool:
+    """True if it says where a secret is, ``env:NAME`` or ``file:PATH``, and is not the secret itself."""
+    return value.startswith(("env:", "file:"))
 
 
 def normalize_url(url: str, setting: str = "database") -> str:

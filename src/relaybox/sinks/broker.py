@@ -67,7 +67,7 @@ def parse_address(
     """Parse a sink's URL and options, with ``auth`` as the missing password; raise ``ConfigError``."""
     setting = f"destination {destination.name!r}: sink"
     # Split as in RFC 3986: urllib allows only one host.
-    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.sink, re.DOTALL)
+    match = re.fullmatch(r"[^:]*:(?://([^/?#]*))?([^?#]*)(?:\?([^#]*))?(#.*)?", destination.url, re.DOTALL)
     if match is None:
         raise ConfigError(
             f"{setting} = {destination.sink!r} has no address; write it as {destination.sink}://…"
@@ -123,7 +123,7 @@ def reveal(destination: Destination, name: Literal["auth", "secret"]) -> str | N
 def _options(
     destination: Destination, given: Mapping[str, Any], known: Mapping[str, Parse[Any]]
 ) -> dict[str, Any]:
-    where = f"destination {destination.name!r}: the {destination.sink.partition(':')[0]} sink"
+    where = f"destination {destination.name!r}: the {destination.scheme} sink"
     for name in given:
         if name not in known:
             raise UnknownSetting(name, known, where)

@@ -79,7 +79,7 @@ class Publisher:
     def __init__(self, destination: Destination) -> None:
         # Read it here, because other threads may have another current app.
         self._app = current_app._get_current_object()
-        self._task = destination.sink.partition(":")[2]
+        self._task = destination.url.partition(":")[2]
         self._pack = packer(destination.format if self._task else "payload")
         # Task arguments use Celery's markers for times, decimals and UUIDs; events do not.
         self._load: Callable[[str], Any] = json.loads if self._task else loads_marked

@@ -18,7 +18,7 @@ OpenSink = Callable[[Destination, Handlers], Sink]
 
 def open_sink(destination: Destination, handlers: Handlers) -> Sink:
     """Open the sink that a destination's URL names."""
-    scheme = destination.scheme
+    scheme = destination.url.partition(":")[0].lower()
     if scheme == "handler":
         from relaybox.sinks.handler import HandlerSink
 

@@ -22,7 +22,7 @@ import msgspec
 from starlette.requests import Request
 
 from relaybox.web.problems import Problem, invalid
-from relaybox.web.settings import Known, Role
+from relaybox.web.settings import Known, Role, token_parts
 
 T = TypeVar("T")
 
@@ -53,19 +53,22 @@ class User:
 class Users:
     """The configured users."""
 
-    def __init__(self, known: Iterable[Known]) -> None:
+    def __init__(self, known: Iterable[Known], clock: Callable[[], float] = time.time) -> None:
         self.by_name = {user.name: user for user in known}
         # Hashes have one length, so that comparing does not reveal the token's.
-        self._tokens = [(_hashed(token), user) for user in self.by_name.values() for token in user.tokens]
+        self._tokens = [
+            (*token_parts(token), user) for user in self.by_name.values() for token in user.tokens
+        ]
+        self._clock = clock
 
     def __bool__(self) -> bool:
         return bool(self._tokens)
 
     def by_token(self, token: str) -> Known | None:
-        """Return the user of a token; compare it with every token, each in constant time."""
-        given, found = _hashed(token), None
-        for hashed, user in self._tokens:
-            if hmac.compare_digest(hashed, given):
+        """Return the user of a token, unless it expired; compare with every token, each in constant time."""
+        given, found, now = _hashed(token), None, self._clock()
+        for hashed, until, user in self._tokens:
+            if hmac.compare_digest(hashed, given) and now < until:
                 found = user
         return found
 
@@ -75,7 +78,10 @@ class Sessions:
 
     def __init__(self, known: Iterable[Known], secret: str, clock: Callable[[], float] = time.time) -> None:
         self._keys = {
-            user.name: tuple(derived(secret, "session", token, about=user.name) for token in user.tokens)
+            user.name: [
+                (derived(secret, "session", token, about=user.name), token_parts(token)[1])
+                for token in user.tokens
+            ]
             for user in known
         }
         self._ended: OrderedDict[str, None] = OrderedDict()
@@ -84,7 +90,7 @@ class Sessions:
     def issue(self, name: str) -> str:
         """Return the cookie of a new session; its id is random, never one the client had before login."""
         text = _encode(msgspec.json.encode([name, secrets.token_urlsafe(18), int(self._clock())]))
-        return f"{text}.{_encode(_sign(self._keys[name][0], text))}"
+        return f"{text}.{_encode(_sign(self._valid(name)[0], text))}"
 
     def read(self, cookie: str) -> tuple[str, str] | None:
         """Return the user's name and the session's id, or None if it is forged, expired or ended."""
@@ -94,13 +100,17 @@ class Sessions:
             given = _decode(signature)
         except (msgspec.MsgspecError, ValueError, RecursionError):
             return None
-        keys = self._keys.get(name, ())
         # Not any(): try every key, to take the same time.
-        right = [hmac.compare_digest(_sign(key, text), given) for key in keys]
+        right = [hmac.compare_digest(_sign(key, text), given) for key in self._valid(name)]
         age = self._clock() - at
         if True not in right or not -60 <= age < LIFE or _hashed(id_) in self._ended:
             return None
         return name, id_
+
+    def _valid(self, name: str) -> list[bytes]:
+        """Return the keys of the user's tokens that have not expired."""
+        now = self._clock()
+        return [key for key, until in self._keys.get(name, ()) if now < until]
 
     def end(self, session: str) -> str:
         """End a session in this process; return its hash, for the audit."""

@@ -13,7 +13,8 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
-from relaybox.errors import RelayboxError
+from relaybox.database.connect import denied
+from relaybox.errors import RelayboxError, StoreError
 from relaybox.web.auth import COOKIE, LIFE, LOCAL, Sessions, User, Users, authenticate
 from relaybox.web.problems import Problem
 from relaybox.web.security import client_address, prefix, set_cookie
@@ -53,7 +54,13 @@ async def enter(request: Request) -> Response:
         await gate.refuse(client, gate.logins)
         return await login(request, 401, "The token is wrong.", form.get("next"))
     admin = await request.app.service.admin(user.name)
-    await admin.note("login", {"from": client})
+    try:
+        await admin.note("login", {"from": client})
+    except StoreError as error:
+        # The role `relaybox_viewer` may only read: with it, the dashboard shows and changes nothing.
+        if not denied(error.__cause__):
+            raise
+        log.warning("this login is not in the audit: the database's role may not write it")
     log.info("%s logged in from %s", user.name, client)
     response = RedirectResponse(prefix(request) + back(form.get("next"), "/"), 303)
     set_cookie(request, response, COOKIE, gate.sessions.issue(user.name), LIFE)

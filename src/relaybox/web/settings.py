@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import ipaddress
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, TypeAlias
 
 from relaybox.core.values import (
@@ -29,6 +32,9 @@ SHORTEST = 16
 
 RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
 """Names that the audit and rows use for actors that are not users."""
+
+HASH = "sha256:"
+"""Begins a token of which only the hash is in the settings."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
 
@@ -72,7 +78,23 @@ class UserSettings:
 
     def reveal(self) -> Known:
         """Return the user with the tokens; raise if one is missing or too short."""
-        return Known(self.name, self.role, _revealed(self.token, f"{self._where}token", str.split))
+        tokens = _revealed(self.token, f"{self._where}token", str.split)
+        for token in tokens:
+            if token.startswith(HASH) and parsed(token_parts, token) is None:
+                fix = f"write {HASH} and 64 hexadecimal digits, and :2027-12-31 if it expires after that day"
+                raise ConfigError(f"{self._where}token holds a malformed hash; {fix}")
+        return Known(self.name, self.role, tokens)
+
+
+def token_parts(token: str) -> tuple[str, float]:
+    """Return the hash of a token, and when it expires; raise ``ValueError`` if it is a malformed hash."""
+    if not token.startswith(HASH):
+        return hashlib.sha256(token.encode("utf-8", "replace")).hexdigest(), math.inf
+    match = re.fullmatch(r"([0-9a-f]{64})(?::(\d{4}-\d\d-\d\d))?", token.removeprefix(HASH), re.ASCII)
+    if match is None:
+        raise ValueError(token)
+    last = datetime.fromisoformat(match[2]).replace(tzinfo=UTC) if match[2] else None
+    return match[1], math.inf if last is None else (last + timedelta(days=1)).timestamp()
 
 
 def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -> tuple[str, ...]:
@@ -157,8 +179,14 @@ class WebSettings:
         owners: dict[str, str] = {}
         for user in known:
             for token in user.tokens:
-                if owners.setdefault(token, user.name) != user.name:
-                    both = f"{owners[token]!r} and {user.name!r}"
+                if token.startswith(HASH) and self.secret is None:
+                    # Sessions are signed with the tokens: anyone who read the hash could forge one.
+                    raise ConfigError(
+                        "web: the hash of a token is not a secret; also write secret = 'env:NAME'"
+                    )
+                owner = owners.setdefault(token_parts(token)[0], user.name)
+                if owner != user.name:
+                    both = f"{owner!r} and {user.name!r}"
                     raise ConfigError(f"web: users {both} have the same token; give each their own")
         return known
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import os
 import pty
+import pwd
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,6 +21,7 @@ import pytest
 from typer.testing import CliRunner
 
 from relaybox.cli import app
+from relaybox.cli.options import actor
 from relaybox.core.outcome import Failed
 from relaybox.stores.store import Settlement
 from tests.databases import KINDS
@@ -226,6 +229,22 @@ def test_a_database_that_is_away_is_one_line_with_the_fix(command: tuple[object,
         "; start it, or choose another with --database, RELAYBOX_DATABASE or relaybox.toml\n"
     )
     assert "hush" not in said
+
+
+def test_a_command_acts_as_its_account_whatever_the_environment_claims(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    account, host = pwd.getpwuid(os.getuid()).pw_name, socket.gethostname()
+    for variable in ("LOGNAME", "USER", "LNAME", "USERNAME", "SUDO_USER"):
+        monkeypatch.delenv(variable, raising=False)
+    assert actor() == f"{account}@{host}"
+    monkeypatch.setenv("USER", "eve")
+    monkeypatch.setenv("LOGNAME", account)
+    assert actor() == f"{account}@{host}"
+    monkeypatch.setenv("LOGNAME", "eve\n\x1b[31m")
+    assert actor() == f"{account}@{host} (eve??[31m)"
+    monkeypatch.setenv("SUDO_USER", "ann")
+    assert actor() == f"{account}@{host} (ann)"
 
 
 def test_status_counts_and_names_what_holds_a_destination_up(url: str) -> None:

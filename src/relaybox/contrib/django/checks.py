@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
@@ -20,6 +21,7 @@ from relaybox.contrib.django.conf import KEYS, Configuration, OutboxSettings, ge
 from relaybox.contrib.django.databases import VENDORS, connection_of, dialect_of, unsupported
 from relaybox.contrib.django.handlers import by_path, registered
 from relaybox.contrib.django.tables import check_tables
+from relaybox.core.exposure import exposures
 from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.errors import ConfigError, SchemaError, StoreError
 
@@ -107,6 +109,18 @@ def _dead_ends(given: Mapping[str, Any]) -> Iterator[CheckMessage]:
     known = [Destination(name, "memory:") for name in dict.fromkeys(names) if isinstance(name, str) and name]
     for route in routes:
         yield from _tried("relaybox.E004", Settings, destinations=known, routes=[route])
+
+
+@register(Tags.security, deploy=True)  # type: ignore[untyped-decorator]
+def check_exposure(**_: Any) -> list[CheckMessage]:
+    """Check what destinations expose, for ``check --deploy``."""
+    try:
+        destinations = conf.get_configuration().settings.destinations
+    except ConfigError:
+        # ``check_settings`` reports it.
+        return []
+    found = [one for destination in destinations for one in exposures(destination, os.environ)]
+    return [Warning(f"{one.title}: {one.detail}", hint=f"{one.fix}.", id="relaybox.W011") for one in found]
 
 
 @register(Tags.database)  # type: ignore[untyped-decorator]

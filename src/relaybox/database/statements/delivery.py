@@ -36,9 +36,13 @@ INSERTED = (
 )
 """The columns that ``emit`` writes, in the order of a row's values."""
 
+FINAL = ("status", "delivered_at")
+"""The columns that it also writes if Debezium reads the row."""
+
 WORDS = {
     "inserted": ", ".join(INSERTED),
     "inserted_values": ", ".join(f":{name}" for name in INSERTED[:-1]),
+    "final": ", ".join(FINAL),
     "first_due": "COALESCE(:next_attempt_at, {now})",
     # Makes an emitting transaction wait for the disk, even if the application's others do not: a sent event
     # must survive a server crash.
@@ -262,7 +266,7 @@ POSTGRESQL = (
         "pin_session_and_notice_hang_up": _settings(_PINNED | _OF_A_SESSION | _NOTICE_HANG_UP, "false"),
         "notice_hang_up": _settings(_NOTICE_HANG_UP, "true"),
         "first_row": "({inserted_values}, CASE WHEN {awaited} = '' THEN NULL ELSE {first_due} END)",
-        "insert_final": "INSERT INTO {event} ({inserted}, status, delivered_at) VALUES",
+        "insert_final": "INSERT INTO {event} ({inserted}, {final}) VALUES",
         "final_row": "({inserted_values}, CAST(:next_attempt_at AS timestamptz), 'delivered', {now})",
         # Statements off the delivery path are planned for their own parameters.
         "unpin_plan": "SELECT set_config('plan_cache_mode', 'auto', true)",

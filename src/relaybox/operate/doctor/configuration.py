@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import warnings
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from relaybox.core.commands import Program
+from relaybox.core.exposure import exposures
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.core.settings import ConfigWarning, Destination, Settings
 from relaybox.core.values import mask_url
@@ -24,7 +26,7 @@ ANSWER_SECONDS = 5.0
 
 @check(needs="settings")
 async def settings(context: Context) -> Results:
-    """Find valid settings that hardly do what was meant, and destinations that nothing leads to."""
+    """Find valid settings that hardly do what was meant or expose something, and unused destinations."""
     configured = context.settings.destinations
     if not configured:
         detail = "nothing that is emitted can be delivered"
@@ -37,6 +39,8 @@ async def settings(context: Context) -> Results:
         for text in _warnings(destination):
             seen, _, fix = text.partition("; ")
             yield Finding("warning", f"a setting of destination {name!r}", seen, fix)
+        for exposure in exposures(destination, os.environ):
+            yield Finding("warning", *exposure)
         if name not in reached:
             detail = "no route and no dead_letter leads to it: only an emit that names it"
             fix = Program.route.format("TYPE").replace("…", name)

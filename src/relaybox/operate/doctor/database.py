@@ -18,7 +18,7 @@ import sqlalchemy as sa
 
 from relaybox.core.text import at
 from relaybox.database.migrations import Outbox, quoted
-from relaybox.database.roles import CHANGE
+from relaybox.database.roles import CHANGE, of_relay
 from relaybox.database.schema import MYSQL
 from relaybox.database.statements import server
 from relaybox.operate.doctor.check import SERVERS, DatabaseContext, Finding, Level, Results, Unseen, check
@@ -187,7 +187,7 @@ async def privileges(context: DatabaseContext) -> Results:
     [(role,)] = await context.ask(server.CURRENT_USER[context.outbox.dialect])
     tables = context.outbox.tables()
     every = [getattr(tables, field.name) for field in fields(tables)]
-    needed = {table.name: [READ] if table is tables.migration else NEEDED for table in every}
+    needed = {table.name: of_relay(tables, table).split(", ") for table in every}
     held = await _held(context, needed)
     known = {table: of for table, of in needed.items() if table in held}
     missing = {table: [one for one in of if one not in held[table]] for table, of in known.items()}

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Generic, TypeVar
 
 from relaybox.core.clock import Clock
+from relaybox.database.connect import denied
 from relaybox.database.statements.upkeep import PROMPT
+from relaybox.errors import StoreError
 from relaybox.receive.inbox import WINDOW
 from relaybox.relay.upkeep.agreement import Agreement
 from relaybox.relay.upkeep.schedule import Rest, Round, Work, take_turns
@@ -30,6 +33,8 @@ UNROUTED = 7 * DAY
 HISTORY: dict[History, float] = {"stats": 30 * DAY, "audit": 365 * DAY}
 """Seconds to keep rows that no setting covers."""
 
+log = logging.getLogger(__name__)
+
 
 class Prune:
     """Prunes round by round; each walk continues where the last round left it."""
@@ -47,6 +52,7 @@ class Prune:
         self._agreement = agreement
         self._history = HISTORY | {"inbox": inbox_window}
         self._key_age = idempotency_window + PROMPT
+        self._denied: set[History] = set()
         self._known: Mapping[str, Setting] = {}
         self._clock = clock
         self._rest = rest
@@ -73,7 +79,16 @@ class Prune:
         return math.inf if known is None else known.retention
 
     async def _prune_history(self, history: History, age: float, term: int) -> Round | None:
-        changed = await self._rows.history(term, history, age, BATCH)
+        if history in self._denied:
+            return Round(0, done=True)
+        try:
+            changed = await self._rows.history(term, history, age, BATCH)
+        except StoreError as error:
+            if history != "audit" or not denied(error.__cause__):
+                raise
+            self._denied.add(history)
+            log.info("the audit is kept: this relay's role may not delete from it")
+            return Round(0, done=True)
         return None if changed is None else Round(changed, done=changed < BATCH)
 
 

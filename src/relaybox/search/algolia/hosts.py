@@ -120,9 +120,9 @@ def _bases(
 
 def _application_id(destination: Destination) -> str:
     """Return the URL's host in its original case: the header needs capitals."""
-    found = re.match(r"[^:]*://(?:[^/?#]*@)?([A-Za-z0-9]+)(?:[/?]|\Z)", destination.sink)
+    found = re.match(r"[^:]*://(?:[^/?#]*@)?([A-Za-z0-9]+)(?:[/?]|\Z)", destination.url)
     if found is None:
-        masked = mask_url(destination.sink)
+        masked = mask_url(destination.url)
         fix = "write algolia://APPLICATION-ID/index"
         raise ConfigError(f"destination {destination.name!r}: sink = {masked!r}: {fix}")
     return found[1]

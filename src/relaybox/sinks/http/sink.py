@@ -220,7 +220,7 @@ def parse_url(destination: Destination) -> URL:
     """Return the URL of the destination's sink; raise ``ConfigError`` if it is not valid."""
     setting = f"destination {destination.name!r}: sink"
     try:
-        url = URL(destination.sink)
+        url = URL(destination.url)
         host, port = url.raw_host, url.port
     except ValueError:
         # Not chained: its message shows the URL with the password.
