@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ipaddress
+import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias
@@ -27,7 +29,13 @@ Role: TypeAlias = Literal["viewer", "operator"]
 SHORTEST = 16
 """Least characters of a token or the secret: it must not be guessable, even from a signature."""
 
-RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
+LOCAL = "local"
+"""The only user, an operator, if no users are configured."""
+
+TOKEN = "RELAYBOX_WEB_TOKEN"
+"""The environment variable with the token of ``LOCAL``."""
+
+RESERVED = frozenset({LOCAL, "unknown", "health", "relay", "application"})
 """Names that the audit and rows use for actors that are not users."""
 
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,252}[A-Za-z0-9])?")
@@ -81,6 +89,13 @@ def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -
         fix = f"write {SHORTEST} characters or more, such as `openssl rand -hex 32` prints"
         raise ConfigError(f"{setting} is too short; {fix}")
     return found
+
+
+def local_user() -> Known:
+    """Return the only user if none are configured, with the token of the environment or a random one."""
+    if TOKEN not in os.environ:
+        return Known(LOCAL, "operator", (secrets.token_urlsafe(32),))
+    return Known(LOCAL, "operator", _revealed(parse_secret(f"env:{TOKEN}", TOKEN), TOKEN, str.split))
 
 
 def _host(value: str, setting: str) -> str:
@@ -172,7 +187,7 @@ class WebSettings:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def check_binding(self, *, require_users: bool = False) -> None:
-        """Raise if other hosts could reach it without logging in."""
+        """Raise if other hosts could reach it although no users are configured."""
         problem = "no users are configured; add a [web.users.NAME] table with a token and a role"
         if require_users and not self.users:
             raise ConfigError(f"web: --require-users, and {problem}")
