@@ -18,12 +18,12 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from relaybox.core.redact import Rules
 from relaybox.outbox import Outbox
 from relaybox.web import auth, login, read, security
 from relaybox.web.endpoints import answer
 from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
-from relaybox.web.redact import Rules
 from relaybox.web.routes import Route
 from relaybox.web.service import Service
 from relaybox.web.settings import WebSettings, local_user

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from typing import Any, Literal, Self, TypeAlias
 
+from relaybox.core.redact import parse_rules
 from relaybox.core.values import (
     Secret,
     Setting,
@@ -17,6 +18,7 @@ from relaybox.core.values import (
     choice,
     known_only,
     optional,
+    parse_list,
     parse_name,
     parse_secret,
     parsed,
@@ -115,26 +117,12 @@ def _port(value: int, setting: str) -> int:
     return value
 
 
-def _texts(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise wrong(setting, value, f"write a list such as {example}")
-    return tuple(value)
-
-
 def _hosts(value: Iterable[str], setting: str) -> tuple[str, ...]:
-    names = _texts(value, setting, "['outbox.example.org']")
+    names = parse_list(value, setting, "['outbox.example.org']")
     for name in names:
         if not isinstance(name, str) or not (address_of(name.strip("[]")) or _NAME.fullmatch(name)):
             raise wrong(setting, name, "write a host's name without scheme and port, as outbox.example.org")
     return tuple(name.strip("[]").lower() for name in names)
-
-
-def _rules(value: Iterable[str], setting: str) -> tuple[str, ...]:
-    rules = _texts(value, setting, "['customer.email']")
-    for rule in rules:
-        if not isinstance(rule, str) or not all(part.strip() for part in rule.split(".")):
-            raise wrong(setting, rule, "write the names that lead to a value, as customer.email")
-    return rules
 
 
 def _users(value: Any, setting: str) -> tuple[UserSettings, ...]:
@@ -152,7 +140,7 @@ class WebSettings:
     host: Setting[str, str] = Setting(_host, "127.0.0.1")
     port: Setting[int, int] = Setting(_port, 8811)
     hosts: Setting[Iterable[str], tuple[str, ...]] = Setting(_hosts, ())
-    redact: Setting[Iterable[str], tuple[str, ...]] = Setting(_rules, ())
+    redact: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_rules, ())
     secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     users: Setting[Mapping[str, Any], tuple[UserSettings, ...]] = Setting(_users, Table({}))
 

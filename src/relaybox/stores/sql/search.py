@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
+from functools import lru_cache
 from typing import Any, NamedTuple
 from uuid import UUID
 
@@ -16,6 +17,7 @@ from sqlalchemy.dialects import mysql, postgresql, sqlite
 
 from relaybox.core.fingerprint import LOOKED_AT, fingerprint
 from relaybox.core.ordering import ALONE
+from relaybox.core.redact import Rules
 from relaybox.core.shadow import HEADER
 from relaybox.database.schema import MYSQL, now
 from relaybox.database.statements.delivery import Query, Statements
@@ -109,11 +111,11 @@ class Search:
 
     def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
         """Return the matching entries within the bounds."""
-        if filter.fingerprint is None:
+        if filter.fingerprint is None and filter.rules is None:
             return (yield from self._page(filter, limit, bounds))
-        # No database can compute a fingerprint: filter the result here.
+        # No database can compute a fingerprint or hide a secret: filter the result here.
         page = yield from self._page(filter, max(limit, BATCH), bounds)
-        found = [e for e in page.entries if _is(filter.fingerprint, e.destination, e.error_message)]
+        found = [e for e in page.entries if _fits(filter, e.destination, e.error_message)]
         cursor = found[limit - 1].id if len(found) > limit else page.cursor
         return Page(tuple(found[:limit]), cursor)
 
@@ -190,12 +192,13 @@ class Search:
     def _matching(self, window: sa.Select[Any], filter: Filter) -> Steps[int]:
         rows = window.subquery("w")
         conditions = self._conditions(rows.c, filter)
-        if filter.fingerprint is None:
+        if filter.fingerprint is None and filter.rules is None:
             [[[count]]] = yield [self.query(sa.select(sa.func.count()).select_from(rows).where(*conditions))]
             return int(count)
-        error = sa.func.substr(rows.c.error_message, 1, LOOKED_AT)
+        error: Any = rows.c.error_message
+        error = error if filter.rules is not None else sa.func.substr(error, 1, LOOKED_AT)
         [errors] = yield [self.query(sa.select(rows.c.destination, error).where(*conditions))]
-        return sum(_is(filter.fingerprint, destination, error) for destination, error in errors)
+        return sum(_fits(filter, destination, error) for destination, error in errors)
 
     def newest(self) -> Query:
         """Return the query for the newest row's id."""
@@ -341,7 +344,9 @@ class Search:
             yield columns.created_at >= self.dialect.to_time(filter.since)
         if filter.until is not None:
             yield columns.created_at < self.dialect.to_time(filter.until)
-        if filter.error is not None:
+        if filter.rules is not None:
+            yield columns.error_message.is_not(None)
+        elif filter.error is not None:
             message = sa.func.lower(columns.error_message, type_=sa.Text)
             yield message.contains(filter.error.lower(), autoescape=True)
         if filter.status is not None:
@@ -394,8 +399,17 @@ def shown(value: Any) -> str | None:
     return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
 
 
-def _is(wanted: str, destination: Any, error: Any) -> bool:
-    return fingerprint(shown(destination) or "", shown(error)).hash == wanted
+def _fits(filter: Filter, destination: Any, error: Any) -> bool:
+    """True if the error has the filter's fingerprint, and its text where the filter's rules show it."""
+    name, text = shown(destination) or "", shown(error) or ""
+    if filter.fingerprint not in (None, fingerprint(name, text).hash):
+        return False
+    return filter.rules is None or (filter.error or "").lower() in _seen(filter.rules, text).lower()
+
+
+@lru_cache(maxsize=1_024)
+def _seen(rules: Rules, error: str) -> str:
+    return rules.scrub(error)
 
 
 def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:
