@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import json
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from relaybox.core.text import stored_json
 from relaybox.core.values import parse_list, wrong
 
 HIDDEN = "•••"
@@ -123,7 +123,7 @@ def _calls(value: Mapping[Any, Any], rules: Rules, path: tuple[str, ...]) -> boo
 
 def _within(text: str, rules: Rules, path: tuple[str, ...], depth: int) -> str:
     try:
-        seen = json.loads(text, parse_constant=str, parse_float=_finite)
+        seen = stored_json(text)
         shown = redact(seen, rules, path, depth)
     except RecursionError:
         return HIDDEN
@@ -132,18 +132,12 @@ def _within(text: str, rules: Rules, path: tuple[str, ...], depth: int) -> str:
     return rules.scrub(text) if shown == seen else json.dumps(shown, ensure_ascii=False)
 
 
-def _finite(text: str) -> float | str:
-    """Return the number, or its text if no float holds it: JSON has no infinity."""
-    number = float(text)
-    return number if math.isfinite(number) else text
-
-
 def redacted_text(text: str | None, rules: Rules) -> Any:
     """Return a stored JSON text as a redacted value; hide it all if it is not JSON."""
     if text is None:
         return None
     try:
-        return redact(json.loads(text, parse_constant=str, parse_float=_finite), rules)
+        return redact(stored_json(text), rules)
     except (ValueError, RecursionError):
         return HIDDEN
 

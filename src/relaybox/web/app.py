@@ -67,7 +67,7 @@ class Web:
         else:
             # A state of its own: do not change that of the application that mounts this.
             own = {**scope, **located(scope), "app": self, "state": {}, "path_params": {}}
-            await self._router(own, receive, security.securing(send))
+            await self._router(own, receive, security.securing(send, own.get("scheme", "http")))
 
     async def __aenter__(self) -> Web:
         return self

@@ -28,9 +28,11 @@ from relaybox.web.settings import LOCAL, TOKEN, Known
 from relaybox.web.templating import back, page, place
 
 LOGOUT = "logout"
-"""The action in the audit, where a new process reads which sessions were ended."""
-PAGE, PAGES = 500, 20
+"""The action in the audit, where every process reads which sessions were ended."""
+PAGE, PAGES = 100, 100
 """Rows of the audit in a page, and the most pages to read."""
+OVERLAP = timedelta(minutes=1)
+"""How long before the last row to read again: rows appear when their transactions commit, in any order."""
 
 WINDOW = 60.0
 """Seconds over which wrong credentials are counted."""
@@ -197,7 +199,7 @@ class Gate:
         self.logins, self.bearers = Attempts(), Attempts()
         self.audited = Budget()
         self._service = service
-        self._recalled = False
+        self._recalled = datetime.now(UTC) - timedelta(seconds=LIFE)
 
     @property
     def how(self) -> str:
@@ -207,11 +209,12 @@ class Gate:
 
     async def user(self, request: Request, *, required: bool) -> User | None:
         """Return the user; raise if credentials are wrong and a user is required."""
-        if not self._recalled and COOKIE in request.cookies and required:
-            await self._recall()
-            self._recalled = True
         try:
-            return authenticate(request, self.users, self.sessions)
+            user = authenticate(request, self.users, self.sessions)
+            if required and user is not None and user.by == "session":
+                await self._recall()
+                user = authenticate(request, self.users, self.sessions)
+            return user
         except Problem:
             if not required:
                 return None
@@ -237,12 +240,13 @@ class Gate:
             log.warning("a refused login is not in the audit: %s", type(error).__name__)
 
     async def _recall(self) -> None:
-        """Load unexpired sessions that were ended before this process started, from the audit."""
+        """Remember the sessions that any process has ended since the last time, from the audit."""
         admin, cursor = await self._service.admin(LOCAL), None
-        since = datetime.now(UTC) - timedelta(seconds=LIFE)
+        since = self._recalled - OVERLAP
         for _ in range(PAGES):
             found = await admin.audits(PAGE, cursor)
             for row in found.rows:
+                self._recalled = max(self._recalled, row.at)
                 if row.action == LOGOUT and isinstance(ended := row.details.get("session"), str):
                     self.sessions.recall(ended)
             if found.cursor is None or found.rows[-1].at < since:

@@ -44,6 +44,9 @@ HEADERS = {
 }
 """Headers of every response, unless it sets its own."""
 
+HSTS = {"strict-transport-security": "max-age=31536000"}
+"""Makes browsers use TLS for this host for a year."""
+
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?")
 _FORM_TOKEN = re.compile(r"[0-9a-f]{64}")
 
@@ -153,13 +156,14 @@ def client_address(request: Request) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def securing(send: Send) -> Send:
-    """Return a ``send`` that adds ``HEADERS`` to the response."""
+def securing(send: Send, scheme: str) -> Send:
+    """Return a ``send`` that adds ``HEADERS`` to the response, and over TLS also ``HSTS``."""
+    added = HEADERS | HSTS if scheme == "https" else HEADERS
 
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message.get("headers", ())))
-            for name, value in HEADERS.items():
+            for name, value in added.items():
                 headers.setdefault(name, value)
             message = {**message, "headers": headers.raw}
         await send(message)
