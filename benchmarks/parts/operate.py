@@ -25,6 +25,7 @@ from relaybox import Destination, Outbox
 from relaybox.database.pools.postgresql import Psycopg
 from relaybox.web import dashboard
 from tests.trips import counted
+from tests.web.stage import OPERATOR, USERS
 
 ROWS = 5_000_000
 FEW = 10_000
@@ -88,14 +89,14 @@ def _paths(url: str) -> dict[str, str]:
 
 
 def _headers(path: str) -> dict[str, str]:
-    return HTML if path in PAGES else JSON
+    return {**(HTML if path in PAGES else JSON), "authorization": f"Bearer {OPERATOR}"}
 
 
 def _count_trips(url: str) -> dict[str, int]:
     counts = {}
     with (
         counted(Psycopg) as trips,
-        TestClient(dashboard(_outbox(url)), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client,
+        TestClient(dashboard(_outbox(url), users=USERS)) as client,
     ):
         for path, address in _paths(url).items():
             trips.clear()
@@ -133,7 +134,8 @@ async def _served(url: str) -> AsyncIterator[str]:
         file = Path(place) / "relaybox.toml"
         names = [one.name for one in _outbox(url).settings.destinations]
         destinations = "".join(f'[destinations.{name}]\nsink = "http://127.0.0.1:9/"\n' for name in names)
-        file.write_text(f'[relaybox]\ndatabase = "{url}"\n{destinations}')
+        users = f'[web.users.ann]\ntoken = "{OPERATOR}"\nrole = "operator"\n'
+        file.write_text(f'[relaybox]\ndatabase = "{url}"\n{destinations}{users}')
         command = [sys.executable, "-m", "relaybox", "--config", str(file), "web", "--port", "0"]
         process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
         try:

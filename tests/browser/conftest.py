@@ -10,6 +10,7 @@ import pytest
 from playwright.sync_api import Browser, ConsoleMessage, Page, expect, sync_playwright
 
 from relaybox.web import live
+from relaybox.web.settings import TOKEN
 from tests.browser import site as sites
 
 PATIENCE = 60_000
@@ -23,6 +24,14 @@ def browser(chromium_path: str) -> Iterator[Browser]:
         browser = playwright.chromium.launch(executable_path=chromium_path, args=["--no-sandbox"])
         yield browser
         browser.close()
+
+
+@pytest.fixture(autouse=True, scope="package")
+def local_token() -> Iterator[None]:
+    """Set the token with which an outbox without users lets in."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv(TOKEN, sites.LOCAL)
+        yield
 
 
 @pytest.fixture(autouse=True)

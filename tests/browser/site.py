@@ -20,6 +20,7 @@ from tests.waiting import PATIENCE, await_for
 
 OPERATOR = "an-operators-token"
 VIEWER = "a-viewers-own-token"
+LOCAL = "a-token-without-users"
 USERS = {"ada": {"token": OPERATOR, "role": "operator"}, "vic": {"token": VIEWER, "role": "viewer"}}
 QUICK: dict[str, Any] = {"allow": ["127.0.0.0/8"], "backoff": {"base": "50ms", "cap": "100ms"}}
 T = TypeVar("T")
@@ -68,19 +69,36 @@ def looping() -> Iterator[Loop]:
         loop.close()
 
 
+def let_in(app: Any) -> Any:
+    """Return the application for a browser that sends the token of an outbox without users."""
+
+    async def asked(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            sent = (b"authorization", f"Bearer {LOCAL}".encode())
+            scope = {**scope, "headers": [*scope["headers"], sent]}
+        await app(scope, receive, send)
+
+    return asked
+
+
 @asynccontextmanager
 async def serving(app: Any, web: Any = None) -> AsyncIterator[str]:
-    """Serve the application at this address; ``web`` is what it has mounted."""
+    """Serve the application at this address, without a login if it has no users.
+
+    ``web`` is what it has mounted.
+    """
+    web = web or app
+    app = app if web.gate.link is None else let_in(app)
     server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
     # Without its signal handlers: the thread is not the main one.
     task = asyncio.create_task(server._serve())
     await await_for(lambda: server.started or task.done(), "the server is up")
     yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    (web or app).live.close()
+    web.live.close()
     server.should_exit = True
     await task
     # A mounted application gets no shutdown event.
-    await (web or app).close()
+    await web.close()
 
 
 @contextmanager

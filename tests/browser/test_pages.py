@@ -17,8 +17,10 @@ from relaybox.database.pools.postgresql import Psycopg
 from relaybox.web import dashboard
 from relaybox.web.pages.actions import ACTIONS
 from tests.browser import seed
+from tests.browser.site import LOCAL
 from tests.databases import engine
 from tests.trips import counted
+from tests.web.stage import bearer
 
 PATHS = [
     *(
@@ -43,7 +45,7 @@ def test_the_number_of_queries_does_not_grow(migrated_database: Callable[[str], 
     outbox = seed.shop(database)
     with (
         counted(Psycopg) as trips,
-        TestClient(dashboard(outbox), base_url="http://127.0.0.1", client=("127.0.0.1", 1)) as client,
+        TestClient(dashboard(outbox), headers=bearer(LOCAL)) as client,
     ):
         write(outbox, engine(database), 10)
         few = costs(client, trips)
@@ -98,7 +100,7 @@ HTML = {"accept": "text/html"}
 def client(module_database: Callable[[str], str]) -> Iterator[TestClient]:
     """Return a client that reads pages without a screen."""
     web = dashboard(seed.shop(module_database("postgresql-18")))
-    with TestClient(web, base_url="http://127.0.0.1", client=("127.0.0.1", 1), headers=HTML) as client:
+    with TestClient(web, headers={**HTML, **bearer(LOCAL)}) as client:
         yield client
 
 

@@ -233,6 +233,23 @@ def test_what_others_wrote_is_text_and_nothing_more(using: str, client: Client) 
     assert XSS not in page(client)
 
 
+def test_what_is_secret_is_on_no_page(using: str, client: Client, settings: Any) -> None:
+    settings.OUTBOX = {**orders.OUTBOX, "REDACT": ["customer.email"]}
+    payload = {"pin": "hush", "customer": {"email": "hush"}, "at": "amqp://me:hush@host", "total": 17}
+    headers = {"authorization": "Bearer hush", "tenant": "acme"}
+    [billing, _] = orders.emit(using, "order", "1", "order.paid", payload, headers=headers)
+    orders.failed(billing, "401: customer.email=hush password=hush at amqp://me:hush@host", 3)
+    [search] = orders.emit(using, "order", "2", "order.shipped", payload)
+    orders.tried(search, "X-Auth: hush", 1)
+    shown = [page(client), page(client, detail(billing)), page(client, detail(search))]
+    shown += [post(client, "retry", billing).content.decode()]
+    for html in shown:
+        assert "hush" not in html
+        assert "•••" in html
+    assert "&quot;total&quot;: 17" in shown[1]
+    assert "&quot;tenant&quot;: &quot;acme&quot;" in shown[1]
+
+
 def test_a_delivery_that_is_not_there_leads_to_the_index(using: str, client: Client) -> None:
     for id_ in (UUID(int=7), "no-uuid"):
         response = client.get(f"{LIST}{id_}/change/", follow=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 from datetime import UTC, datetime, timedelta
 from typing import Any
 from uuid import UUID
 
 import pytest
+import sqlalchemy as sa
 
 from relaybox.stores.ledger import Counted
 from tests.waiting import await_for
@@ -281,3 +283,26 @@ async def test_metrics_are_served(stage: Stage) -> None:
 
         answer = await await_for(scraped)
     assert answer.headers["content-type"].startswith("text/plain")
+
+
+async def test_a_stored_number_that_no_float_holds_is_valid_json(stage: Stage) -> None:
+    id_ = stage.operated.emit("mail")
+    texts = {"payload": '{"n": [1e400, -1e400, 1.5]}', "headers": '{"n": 1e400}'}
+    with stage.operated.engine.begin() as connection:
+        connection.execute(sa.text("UPDATE outbox_event SET payload = :payload, headers = :headers"), texts)
+    for accept in ("application/json", "text/html"):
+        async with stage.client(headers={"accept": accept}) as client:
+            answer = await client.get(f"/events/{id_}")
+        assert answer.status_code == 200
+        assert "Infinity" not in answer.text
+        if accept == "text/html":
+            continue
+
+        def refused(name: str) -> None:
+            raise AssertionError(f"{name} is not JSON")
+
+        [delivery] = json.loads(answer.text, parse_constant=refused)["deliveries"]
+        first, second, third = delivery["payload"]["n"]
+        # PostgreSQL stores all the digits.
+        assert (first, second) in (("1e400", "-1e400"), (10**400, -(10**400)))
+        assert third == 1.5

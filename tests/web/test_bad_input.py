@@ -14,6 +14,7 @@ from urllib.parse import unquote
 import pytest
 from starlette.requests import Request
 
+from relaybox.core.redact import Rules
 from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import MOST
 from relaybox.stores.ledger import EVERYTHING
@@ -309,7 +310,7 @@ async def test_a_path_that_is_not_in_utf_8_is_refused(quick: Stage) -> None:
 
 
 def test_a_filter_of_nothing_is_everything() -> None:
-    assert read.filter_of(Criteria()) == EVERYTHING
+    assert read.filter_of(Criteria(), Rules()) == EVERYTHING
 
 
 async def test_a_browser_is_shown_a_page_and_a_program_a_document(quick: Stage) -> None:

@@ -12,7 +12,7 @@ from relaybox import Destination, Outbox
 from relaybox.operate.admin import Admin
 from relaybox.operate.health import Health, Problem
 from relaybox.web import api, dashboard
-from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem
+from tests.web.stage import OPERATOR, USERS, VIEWER, Stage, bearer, is_problem, log_in
 
 
 async def test_a_quiet_outbox_is_alive_and_ready(stage: Stage) -> None:
@@ -47,9 +47,20 @@ async def test_strangers_do_not_learn_the_reason(quick: Stage, monkeypatch: pyte
     async with quick.client(token=None) as stranger, quick.client(VIEWER) as viewer:
         hidden, shown = (await asyncio.gather(stranger.get("/readyz"), viewer.get("/readyz")))[:2]
     [problem] = hidden.json()["problems"]
-    assert problem == {"destination": "mail", "reason": "its circuit is open", "seconds": 5.0}
+    assert problem == {"destination": None, "reason": "its circuit is open", "seconds": 5.0}
+    assert "mail" not in hidden.text
     assert shown.json()["problems"][0]["reason"] == "its circuit is open: refused by 10.0.0.9"
     assert (hidden.status_code, shown.status_code, asked) == (503, 503, 1)
+
+
+async def test_a_session_is_a_stranger_to_probes(quick: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def unhealthy(self: Admin) -> Health:
+        return Health(False, (Problem("mail", "its circuit is open: refused", 5.0),))
+
+    monkeypatch.setattr(Admin, "health", unhealthy)
+    async with quick.client(token=None) as client:
+        await log_in(client)
+        assert "mail" not in (await client.get("/readyz")).text
 
 
 async def test_a_probe_may_ask_by_any_name(quick: Stage) -> None:

@@ -9,11 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from relaybox import Destination, Outbox
+from relaybox.core.fingerprint import fingerprint
+from relaybox.core.redact import DEEP, HIDDEN, Rules, redact, redacted_text
 from relaybox.operate.documents import place_of
 from relaybox.web import dashboard
-from relaybox.web.redact import DEEP, HIDDEN, Rules, redact, redacted_text
 from tests.growth import is_linear
-from tests.web.stage import HTML, USERS, Stage
+from tests.web.stage import HTML, USERS, VIEWER, Stage
 
 RULES = Rules.of(["customer.email", "phone"])
 
@@ -23,11 +24,41 @@ RULES = Rules.of(["customer.email", "phone"])
     ["password", "PASSWORD", "user_password", "client-secret", "X-Api-Key", "apiKey", "accessToken", "card",
      "cardNumber", "IBAN", "ssn", "Authorization", "phone", "Phone", "Set-Cookie", "passwd", "db_pwd",
      "passPhrase", "credentials", "private_key", "cvv", "CVC", "sessionId", "webhook-signature",
-     "AWS-Access-Key"],
+     "AWS-Access-Key", "auth", "X-Auth", "PIN", "userPIN", "cardPin", "otp", "OTPCode", "totp_otp", "jwt",
+     "idJwt", "pass", "db_pass", "smtpPass"],
 )  # fmt: skip
 def test_values_of_such_names_are_hidden(name: str) -> None:
     for value in ("x", 5, None, ["x"], {"a": "x"}):
         assert redact({"a": [{name: value}]}, RULES) == {"a": [{name: HIDDEN}]}
+
+
+@pytest.mark.parametrize("name", ["shipping", "spinner", "author", "passenger", "bypass", "hotpot"])
+def test_a_word_within_another_hides_nothing(name: str) -> None:
+    assert redact({name: "x"}, RULES) == {name: "x"}
+    assert RULES.scrub(f"{name}=x {name}: y") == f"{name}=x {name}: y"
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [["Authorization", "hush"], ["Accept", "*/*"]],
+        {"headers": [("X-Api-Key", "hush")]},
+        "amqp://me:hush@host/x",
+        "amqp://me:hu@hush@host/x",
+        ["see https://me:hush@hooks.example/a"],
+        "https://hooks.example/?a=1&access_token=hush",
+        "Authorization: Bearer hush",
+        "X-Auth: hush",
+        "with bearer hush-hush-hush-hush",
+        "of eyJhush.eyJhush.hush",
+        "pin=hush",
+        "otp: 'hush hush'",
+    ],
+)
+def test_a_value_that_says_what_it_is_is_hidden(value: Any) -> None:
+    shown = redact({"body": value}, RULES)
+    assert "hush" not in str(shown)
+    assert HIDDEN in str(shown)
 
 
 def test_a_path_hides_what_it_leads_to_and_nothing_else() -> None:
@@ -96,7 +127,26 @@ def test_other_texts_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    "piece", ["password", "card", "token ", "//a", "://", "password=", "p-a-s-s-w-o-r-d", "secret:  '"]
+    "piece",
+    [
+        "password",
+        "card",
+        "token ",
+        "//a",
+        "://",
+        "://a@",
+        "password=",
+        "p-a-s-s-w-o-r-d",
+        "secret:  '",
+        "eyJ",
+        "eyJa.",
+        "-eyJa.b",
+        "bearer ",
+        "Bearer a",
+        "pin",
+        "pin-",
+        "auth=",
+    ],
 )
 def test_no_text_costs_the_square_of_its_length_to_scrub(piece: str) -> None:
     assert is_linear(lambda size: RULES.scrub(piece * size))
@@ -161,6 +211,36 @@ async def test_errors_are_scrubbed_wherever_they_are_shown(quick: Stage) -> None
             assert "hush-hush" not in answer.text, (path, answer.text)
             hidden += "•••" in answer.text or "\\u2022" in answer.text
     assert hidden >= 10
+
+
+async def test_no_filter_finds_what_is_hidden(stage: Stage, subtests: pytest.Subtests) -> None:
+    outbox, operated = stage.outbox, stage.operated
+    operated.emit("mail")
+    await operated.fail("mail", "401 at amqp://me:hush-hush@host: password=hush-hush; order unknown")
+    operated.emit("web")
+    await operated.fail("web", "503 no route")
+    other = dashboard(outbox, users=USERS)
+    asked = {"hush": 0, "HUSH-": 0, "password=h": 0, "me:hush": 0, "at amqp://": 1, "•": 1, "password=•": 1}
+    asked |= {"Order Unknown": 1, "no route": 1, "nothing of it": 0, "50%": 0, "": 2}
+    async with other as web, stage.client(VIEWER, web=web) as viewer, stage.client(web=web) as operator:
+        for text, count in asked.items():
+            with subtests.test(error=text):
+                for more in ({}, {"status": "failed"}):
+                    query = {"error": text, "limit": 1, **more}
+                    found = (await viewer.get("/api/events", params=query)).json()
+                    assert len(found["events"]) == min(1, count)
+                    # A cursor, as if there were more, would tell that a row has it.
+                    assert count > 1 or found["cursor"] is None
+                given = {"filter": {"error": text, "status": "failed"}, "dry_run": True}
+                counted = (await operator.post("/api/retry", json=given)).json()
+                assert counted["retried"] == count
+                page = await viewer.get("/events", params={"error": text}, headers=HTML)
+                assert ("/events/0" in page.text) is (count > 0)
+        groups = (await viewer.get("/api/failures")).json()["failures"]
+    # The hash of a group is of what is shown: it does not confirm a guess.
+    [group] = [one for one in groups if one["destination"] == "mail"]
+    shown = "401 at amqp://•••@host: password=••• order unknown"
+    assert group["fingerprint"] == fingerprint("mail", shown).hash
 
 
 @pytest.mark.parametrize(

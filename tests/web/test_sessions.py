@@ -95,6 +95,24 @@ async def test_logging_out_ends_the_session_itself_even_after_a_restart(stage: S
             assert (await client.get("/api/stats")).status_code == 200
 
 
+async def test_logging_out_ends_the_session_in_every_process(stage: Stage) -> None:
+    async with dashboard(stage.outbox, users=USERS) as other, stage.client(token=None) as client:
+        await log_in(client)
+        kept = {"cookie": f"{COOKIE}={client.cookies[COOKIE]}"}
+        async with (
+            stage.client(token=None, web=other, headers=kept) as elsewhere,
+            stage.client(token=None, web=other) as somebody,
+        ):
+            await log_in(somebody)
+            for _ in range(2):
+                assert (await elsewhere.get("/api/stats")).status_code == 200
+            for _ in range(250):
+                await stage.operated.admin.note("test", {})
+            await client.post("/logout", data={"csrf": await csrf_of(client)})
+            is_problem(await elsewhere.get("/api/stats"), 401)
+            assert (await somebody.get("/api/stats")).status_code == 200
+
+
 @pytest.mark.parametrize(
     "after", ["//evil.example", "https://evil.example", "/\\evil.example", "javascript:alert(1)", "/a\nb", ""]
 )
@@ -161,6 +179,14 @@ async def test_over_https_the_cookie_is_secure_and_under_a_prefix_it_stays_there
         entered = await log_in(client)
     assert entered.headers["location"] == "/ops/outbox/events"
     assert {"Secure", "Path=/ops/outbox"} <= set(entered.headers["set-cookie"].split("; "))
+
+
+async def test_over_https_an_answer_makes_browsers_stay_there(quick: Stage) -> None:
+    for scheme in ("https", "http"):
+        for path in ("/livez", "/login", "/api/stats", "/nothing"):
+            async with quick.client(token=None) as client:
+                answer = await client.get(f"{scheme}://localhost:8811{path}")
+            assert ("strict-transport-security" in answer.headers) is (scheme == "https")
 
 
 async def test_with_its_token_a_session_ends_and_with_two_both_are_good(quick: Stage) -> None:

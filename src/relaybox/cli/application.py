@@ -190,7 +190,7 @@ def _web(settings: Settings) -> str:
     web = WebSettings.of(settings.web)
     web.reveal()
     users = ", ".join(f"{user.name} ({user.role})" for user in web.users)
-    return f"{web.address}, {users or 'no users: only from this host'}"
+    return f"{web.address}, {users or 'no users: it prints a login link'}"
 
 
 def _database(settings: Settings, given: Options) -> str:

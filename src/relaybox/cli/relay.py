@@ -177,16 +177,14 @@ def web(
         str | None, option("ADDRESS", "Where to listen. Else the [web] table's: 127.0.0.1.")
     ] = None,
     port: Annotated[int | None, option("PORT", "0 takes a free one. Else the [web] table's: 8811.")] = None,
-    require_users: Annotated[
-        bool, flag("Refuse to start without users: behind any proxy.", "--require-users")
-    ] = False,
+    require_users: Annotated[bool, flag("Refuse to start without users.", "--require-users")] = False,
     log_level: LogLevelOption = LogLevel.info,
     log_format: LogFormatOption = LogFormat.text,
 ) -> None:
     """Serve the dashboard and the HTTP API, until SIGTERM or Ctrl-C.
 
-    Without users in the [web] table it serves this host alone, and refuses to listen elsewhere. Its address
-    is printed; the log goes to standard error.
+    Its address is printed; the log goes to standard error. Without users in the [web] table it also prints a
+    link to log in with, once, and refuses to listen beyond this host. For scripts, set RELAYBOX_WEB_TOKEN.
     """
     from relaybox.cli.application import check_tables
     from relaybox.cli.web_server import listen, serve
@@ -203,5 +201,9 @@ def web(
     # A browser cannot open a wildcard address: print the loopback instead.
     name = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(served.settings.host, served.settings.host)
     name = f"[{name}]" if ":" in name else name
-    typer.echo(f"relaybox web: http://{name}:{listener.getsockname()[1]}/")
+    address = f"http://{name}:{listener.getsockname()[1]}"
+    typer.echo(f"relaybox web: {address}/")
+    if (link := served.gate.link) is not None:
+        link.address, link.shown = address, True
+        typer.echo(f"Log in, once: {link.url()}")
     serve(served, listener)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2s
 
+from relaybox.core.redact import Rules
+
 LOOKED_AT = 1_000
 """Characters of an error that count; databases are asked for no more."""
 
@@ -61,7 +63,8 @@ class Fingerprint:
 @lru_cache(maxsize=16_384)
 def fingerprint(destination: str, error: str | None) -> Fingerprint:
     """Return the fingerprint of an error as a row holds it."""
-    text = (error or "")[:LOOKED_AT].strip()
+    # Without secrets: from the hash of a text, what it hides could be guessed.
+    text = Rules().scrub((error or "")[:LOOKED_AT].strip())
     kind, message = error_class(text), normalised(text)
     # A database's text may hold lone surrogates.
     whole = "\0".join((destination, kind, message)).encode("utf-8", "surrogatepass")

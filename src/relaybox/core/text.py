@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import math
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any
@@ -148,6 +150,19 @@ def plural(count: int, noun: str, more: str = "") -> str:
 def stated(reason: str | None) -> str:
     """Return the reason for which something is held up, or say that there is none."""
     return reason or "no reason given"
+
+
+def stored_json(text: str) -> Any:
+    """Return the value of a stored JSON text, with text instead of numbers that no float holds.
+
+    JSON has neither infinity nor NaN, so they could not be sent on as numbers.
+    """
+    return json.loads(text, parse_constant=str, parse_float=_finite)
+
+
+def _finite(text: str) -> float | str:
+    number = float(text)
+    return number if math.isfinite(number) else text
 
 
 def circuit_word(state: str) -> str:

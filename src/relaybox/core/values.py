@@ -426,6 +426,13 @@ def parse_names(value: str | Iterable[str], setting: str) -> tuple[str, ...]:
     return names
 
 
+def parse_list(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
+    """Return a list of texts as a tuple, which may be empty."""
+    if isinstance(value, str) or not isinstance(value, Iterable):
+        raise wrong(setting, value, f"write a list such as {example}")
+    return tuple(value)
+
+
 def parse_table(value: Mapping[str, Any], setting: str) -> Mapping[str, Any]:
     """Return a table of names and values."""
     if not isinstance(value, Mapping) or not all(isinstance(name, str) for name in value):

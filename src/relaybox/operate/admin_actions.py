@@ -182,4 +182,4 @@ class AdminActions:
 
 def described(filter: Filter) -> dict[str, Any]:
     """Return a filter's criteria as audits and operations record them."""
-    return {name: value for name, value in asdict(filter).items() if value is not None}
+    return {name: value for name, value in asdict(replace(filter, rules=None)).items() if value is not None}

@@ -18,6 +18,7 @@ import msgspec
 from msgspec import Struct, defstruct
 
 from relaybox.core.settings import Destination
+from relaybox.core.text import stored_json
 from relaybox.core.values import mask_url
 from relaybox.operate.action import Done
 from relaybox.operate.admin import DeadLetterRow, DestinationStats, Detail, Failures, Rows, Stats
@@ -181,7 +182,7 @@ def place_of(sink: str) -> str:
 def parsed(text: str | None) -> Any:
     """Return the value of a stored JSON text, or the text if it is not JSON."""
     try:
-        return None if text is None else json.loads(text, parse_constant=str)
+        return None if text is None else stored_json(text)
     except (ValueError, RecursionError):
         return text
 

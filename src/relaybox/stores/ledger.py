@@ -15,6 +15,7 @@ from enum import StrEnum
 from typing import Literal
 from uuid import UUID
 
+from relaybox.core.redact import Rules
 from relaybox.stores.journal import Audit as Audit
 from relaybox.stores.journal import AuditRow as AuditRow
 from relaybox.stores.journal import Counted as Counted
@@ -131,8 +132,11 @@ class Filter:
     since: datetime | None = None
     until: datetime | None = None
     error: str | None = None
+    """A part of the error, without case."""
     fingerprint: str | None = None
     """The fingerprint of a failed row's error (see ``fingerprint.py``)."""
+    rules: Rules | None = None
+    """What hides parts of errors from the one who searches: ``error`` matches only the rest."""
 
 
 EVERYTHING = Filter()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from secrets import token_bytes
 from typing import Any
 from urllib.parse import quote, unquote, unquote_to_bytes
 
@@ -19,15 +18,15 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from relaybox.core.redact import Rules
 from relaybox.outbox import Outbox
 from relaybox.web import auth, login, read, security
 from relaybox.web.endpoints import answer
 from relaybox.web.live import Live
 from relaybox.web.problems import Problem, translate
-from relaybox.web.redact import Rules
 from relaybox.web.routes import Route
 from relaybox.web.service import Service
-from relaybox.web.settings import WebSettings
+from relaybox.web.settings import WebSettings, local_user
 from relaybox.web.templating import error_page
 
 PATIENCE = 30.0
@@ -38,20 +37,17 @@ class Web:
     """The application for one outbox; ``relaybox.web.dashboard`` and ``api`` create it."""
 
     def __init__(self, outbox: Outbox, settings: WebSettings, routes: Iterable[Route]) -> None:
-        known, secret = settings.reveal(), settings.revealed_secret()
+        known, secret = settings.reveal() or (local_user(),), settings.revealed_secret()
         tokens = [token for user in known for token in user.tokens]
-
-        def key(purpose: str) -> bytes:
-            # Without users and secret there is nothing to derive a key from: use a random one.
-            return auth.derived(secret, purpose, *tokens) if secret or tokens else token_bytes(32)
 
         self.outbox = outbox
         self.settings = settings
         self.routes = tuple(routes)
         self.service = Service(outbox)
-        self.gate = login.Gate(known, secret, self.service)
-        self.csrf = security.Csrf(key("csrf"))
-        self.cursors = auth.Cursors(key("cursor"))
+        link = None if settings.users else login.Link()
+        self.gate = login.Gate(known, secret, self.service, link)
+        self.csrf = security.Csrf(auth.derived(secret, "csrf", *tokens))
+        self.cursors = auth.Cursors(auth.derived(secret, "cursor", *tokens))
         self.rules = Rules.of(settings.redact)
         self.live = Live()
         self._has_pages = any(route.kind == "page" for route in self.routes)
@@ -71,7 +67,7 @@ class Web:
         else:
             # A state of its own: do not change that of the application that mounts this.
             own = {**scope, **located(scope), "app": self, "state": {}, "path_params": {}}
-            await self._router(own, receive, security.securing(send))
+            await self._router(own, receive, security.securing(send, own.get("scheme", "http")))
 
     async def __aenter__(self) -> Web:
         return self
@@ -112,9 +108,7 @@ class Web:
     async def _answer(self, request: Request, routes: Sequence[Route]) -> Response:
         _decode_path(request.scope)
         route = _chosen(request, routes)
-        if not self.gate.users:
-            security.check_local(request)
-        elif route is None or route.kind != "open":
+        if route is None or route.kind != "open":
             # Probes and scrapers use the address of the process, not its name.
             security.check_host(request, self.settings.hosts)
         if route is None:
@@ -127,7 +121,7 @@ class Web:
             if user is None:
                 if self._has_pages and wants_html(request) and request.method in security.SAFE:
                     return login.to_login(request)
-                raise auth.unauthorized("Log in, or send a token: authorization: Bearer TOKEN.")
+                raise auth.unauthorized(self.gate.how)
             if not user.may(route.role):
                 raise Problem(403, f"This takes the role {route.role}; {user.name} is a {user.role}.")
             request.state.admin = await self.service.admin(user.name)

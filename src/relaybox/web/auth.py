@@ -1,4 +1,4 @@
-"""Authenticate by a token, by a session that a token opened, or as this host if there are no users.
+"""Authenticate by a token, or by a session that a token or a login link opened.
 
 Sessions and cursors are signed, so clients cannot forge them. A session is a cookie with the user and the
 time of login; the server remembers only sessions that were ended. Its key is derived from the user's token
@@ -26,8 +26,6 @@ from relaybox.web.settings import Known, Role, token_parts
 
 T = TypeVar("T")
 
-LOCAL = "local"
-"""The actor if no users are configured."""
 COOKIE = "relaybox_session"
 LIFE = 12 * 3600
 MOST_ENDED = 10_000
@@ -42,7 +40,7 @@ class User:
 
     name: str
     role: Role
-    by: Literal["token", "session", "local"]
+    by: Literal["token", "session"]
     session: str = ""
 
     def may(self, role: Role) -> bool:
@@ -60,9 +58,6 @@ class Users:
             (*token_parts(token), user) for user in self.by_name.values() for token in user.tokens
         ]
         self._clock = clock
-
-    def __bool__(self) -> bool:
-        return bool(self._tokens)
 
     def by_token(self, token: str) -> Known | None:
         """Return the user of a token, unless it expired; compare with every token, each in constant time."""
@@ -127,8 +122,6 @@ class Sessions:
 
 def authenticate(request: Request, users: Users, sessions: Sessions) -> User | None:
     """Return the user, or None without credentials; raise if a token is wrong."""
-    if not users:
-        return User(LOCAL, "operator", "local", LOCAL)
     header = request.headers.get("authorization")
     if header is not None:
         scheme, _, token = header.partition(" ")

@@ -19,6 +19,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.redact import redacted, redacted_text
 from relaybox.errors import did_you_mean
 from relaybox.operate import documents
 from relaybox.operate.action import Done, Named
@@ -31,7 +32,6 @@ from relaybox.stores.ledger import EVERYTHING, Filter
 from relaybox.web import read, schemas
 from relaybox.web.auth import number
 from relaybox.web.problems import Problem, invalid
-from relaybox.web.redact import redacted, redacted_text
 from relaybox.web.security import prefix
 
 Endpoint: TypeAlias = Callable[[Request], Awaitable[Any]]
@@ -81,7 +81,7 @@ async def events(request: Request) -> Any:
     query: schemas.EventsQuery = request.state.query
     # A cursor stays valid if the page size changes.
     asked = msgspec.json.encode(replace(query, limit=1, cursor=None)).decode()
-    ask = partial(request.state.admin.events, read.filter_of(query))
+    ask = partial(request.state.admin.events, read.filter_of(query, request.app.rules))
     return await _page(request, f"events {asked}", ask, UUID, documents.events)
 
 
@@ -164,7 +164,7 @@ async def move(request: Request) -> Any:
 
 async def _act(request: Request, action: Action, **options: str | None) -> Any:
     body: schemas.ActionBody = request.state.body
-    filter = EVERYTHING if body.filter is None else read.filter_of(body.filter)
+    filter = EVERYTHING if body.filter is None else read.filter_of(body.filter, request.app.rules)
     if body.ids is None:
         _check_filter(filter, all=body.all, optional=action == "retry")
         return await _act_on_all(request, action, filter, **options)
@@ -286,7 +286,12 @@ async def livez(request: Request) -> Any:
 async def readyz(request: Request) -> Response:
     """Check that work flows: 503 and the reasons where it does not."""
     health: Health = await request.app.service.health()
-    document = documents.health(health) if request.state.user is None else health
+    user, document = request.state.user, documents.health(health)
+    if user is not None and user.by == "token":
+        document = msgspec.to_builtins(health)
+    else:
+        # Probes need no session, and whether it was ended is not asked of the database.
+        document["problems"] = [{**one, "destination": None} for one in document["problems"]]
     return answer(_redacted(request, document), 200 if health.ready else 503)
 
 

@@ -1,31 +1,39 @@
-"""Log in with a token, which opens a session, and log out. Limit wrong credentials by client."""
+"""Log in with a token or a login link, which opens a session, and log out.
+
+Limit wrong credentials by client.
+"""
 
 from __future__ import annotations
 
+import hmac
 import logging
 import math
+import os
+import secrets
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
-from urllib.parse import urlencode
+from urllib.parse import quote, urlencode
 
 from starlette.requests import Request
-from starlette.responses import RedirectResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from relaybox.database.connect import denied
 from relaybox.errors import RelayboxError, StoreError
-from relaybox.web.auth import COOKIE, LIFE, LOCAL, Sessions, User, Users, authenticate
+from relaybox.web.auth import COOKIE, LIFE, Sessions, User, Users, authenticate
 from relaybox.web.problems import Problem
 from relaybox.web.security import client_address, prefix, set_cookie
 from relaybox.web.service import Service
-from relaybox.web.settings import Known
+from relaybox.web.settings import LOCAL, TOKEN, Known
 from relaybox.web.templating import back, page, place
 
 LOGOUT = "logout"
-"""The action in the audit, where a new process reads which sessions were ended."""
-PAGE, PAGES = 500, 20
+"""The action in the audit, where every process reads which sessions were ended."""
+PAGE, PAGES = 100, 100
 """Rows of the audit in a page, and the most pages to read."""
+OVERLAP = timedelta(minutes=1)
+"""How long before the last row to read again: rows appear when their transactions commit, in any order."""
 
 WINDOW = 60.0
 """Seconds over which wrong credentials are counted."""
@@ -35,13 +43,36 @@ CLIENTS = 10_000
 AUDITED = 20
 """Refused logins in a window that the audit lists; further ones are only counted."""
 
+FOLLOWED = """<!doctype html><title>Relaybox</title><link rel="icon" href="data:,">
+<meta http-equiv="refresh" content="0;url={0}"><a href="{0}">Continue</a>
+"""
+"""The page behind a login link, which leads on to the start page."""
+
 log = logging.getLogger("relaybox.web")
 
 
 async def login(request: Request, status: int = 200, wrong: str = "", after: str | None = None) -> Response:
-    """Show the form, with the error of the last attempt."""
+    """Log in by the login link; otherwise show the form, with the error of the last attempt."""
+    gate, given = request.app.gate, request.query_params.get("token")
+    if gate.link is not None and request.method == "GET":
+        if given is not None and not wrong:
+            return await _follow(request, given)
+        gate.link.announce(prefix(request))
     after = request.query_params.get("next") if after is None else after
-    return page(request, "login.html", status, wrong=wrong, next=back(after, "/"))
+    return page(request, "login.html", status, wrong=wrong, next=back(after, "/"), linked=bool(gate.link))
+
+
+async def _follow(request: Request, code: str) -> Response:
+    """Open a session with the code of a login link."""
+    gate, client = request.app.gate, client_address(request)
+    if not gate.link.use(code):
+        gate.logins.check(client)
+        await gate.refuse(client, gate.logins)
+        return await login(request, 401, "The link was used already, or another process printed it.")
+    # A redirect would belong to the navigation of the page with the link, for which the browser keeps the
+    # cookie back if that page is of another site, such as a terminal in a browser.
+    body = FOLLOWED.format(quote(f"{prefix(request)}/", safe="/"))
+    return await _open(request, HTMLResponse(body), LOCAL)
 
 
 async def enter(request: Request) -> Response:
@@ -53,7 +84,14 @@ async def enter(request: Request) -> Response:
     if user is None:
         await gate.refuse(client, gate.logins)
         return await login(request, 401, "The token is wrong.", form.get("next"))
-    admin = await request.app.service.admin(user.name)
+    response = RedirectResponse(prefix(request) + back(form.get("next"), "/"), 303)
+    return await _open(request, response, user.name)
+
+
+async def _open(request: Request, response: Response, name: str) -> Response:
+    """Add a new session of this user to the response."""
+    client = client_address(request)
+    admin = await request.app.service.admin(name)
     try:
         await admin.note("login", {"from": client})
     except StoreError as error:
@@ -61,9 +99,8 @@ async def enter(request: Request) -> Response:
         if not denied(error.__cause__):
             raise
         log.warning("this login is not in the audit: the database's role may not write it")
-    log.info("%s logged in from %s", user.name, client)
-    response = RedirectResponse(prefix(request) + back(form.get("next"), "/"), 303)
-    set_cookie(request, response, COOKIE, gate.sessions.issue(user.name), LIFE)
+    log.info("%s logged in from %s", name, client)
+    set_cookie(request, response, COOKIE, request.app.gate.sessions.issue(name), LIFE)
     return response
 
 
@@ -81,6 +118,33 @@ async def leave(request: Request) -> Response:
 def to_login(request: Request) -> Response:
     """Redirect to the login form, which leads back here."""
     return RedirectResponse(f"{prefix(request)}/login?{urlencode({'next': place(request)})}", 303)
+
+
+class Link:
+    """The login link if no users are configured: it opens one session, and then another link is made."""
+
+    def __init__(self) -> None:
+        self.address = ""
+        """The URL of the server, if it is known."""
+        self.shown = False
+        self._code = secrets.token_urlsafe(24)
+
+    def url(self, prefix: str = "") -> str:
+        """Return the link; without the server's URL, it begins with the mount prefix."""
+        return f"{self.address}{prefix}/login?{urlencode({'token': self._code})}"
+
+    def use(self, code: str) -> bool:
+        """True if this is the code of the link; it is not the next time."""
+        right = hmac.compare_digest(code.encode("utf-8", "replace"), self._code.encode())
+        if right:
+            self._code, self.shown = secrets.token_urlsafe(24), False
+        return right
+
+    def announce(self, prefix: str) -> None:
+        """Log the link once, unless the environment has a token, with which every process lets in."""
+        if not self.shown and TOKEN not in os.environ:
+            self.shown = True
+            log.warning("no users are configured: log in, once, at %s", self.url(prefix))
 
 
 class Attempts:
@@ -135,21 +199,29 @@ class Budget:
 class Gate:
     """Say who makes a request; limit wrong credentials by client, and note them in the audit."""
 
-    def __init__(self, known: Iterable[Known], secret: str, service: Service) -> None:
+    def __init__(self, known: Iterable[Known], secret: str, service: Service, link: Link | None) -> None:
+        self.link = link
         self.users = Users(known)
         self.sessions = Sessions(self.users.by_name.values(), secret)
         self.logins, self.bearers = Attempts(), Attempts()
         self.audited = Budget()
         self._service = service
-        self._recalled = False
+        self._recalled = datetime.now(UTC) - timedelta(seconds=LIFE)
+
+    @property
+    def how(self) -> str:
+        """Return how to authenticate."""
+        set_it = "" if self.link is None else f" The environment variable {TOKEN} of the server sets one."
+        return f"Log in, or send a token: authorization: Bearer TOKEN.{set_it}"
 
     async def user(self, request: Request, *, required: bool) -> User | None:
         """Return the user; raise if credentials are wrong and a user is required."""
-        if self.users and not self._recalled and COOKIE in request.cookies and required:
-            await self._recall()
-            self._recalled = True
         try:
-            return authenticate(request, self.users, self.sessions)
+            user = authenticate(request, self.users, self.sessions)
+            if required and user is not None and user.by == "session":
+                await self._recall()
+                user = authenticate(request, self.users, self.sessions)
+            return user
         except Problem:
             if not required:
                 return None
@@ -175,12 +247,13 @@ class Gate:
             log.warning("a refused login is not in the audit: %s", type(error).__name__)
 
     async def _recall(self) -> None:
-        """Load unexpired sessions that were ended before this process started, from the audit."""
+        """Remember the sessions that any process has ended since the last time, from the audit."""
         admin, cursor = await self._service.admin(LOCAL), None
-        since = datetime.now(UTC) - timedelta(seconds=LIFE)
+        since = self._recalled - OVERLAP
         for _ in range(PAGES):
             found = await admin.audits(PAGE, cursor)
             for row in found.rows:
+                self._recalled = max(self._recalled, row.at)
                 if row.action == LOGOUT and isinstance(ended := row.details.get("session"), str):
                     self.sessions.recall(ended)
             if found.cursor is None or found.rows[-1].at < since:

@@ -15,6 +15,7 @@ import msgspec
 from starlette.datastructures import ImmutableMultiDict
 from starlette.requests import Request
 
+from relaybox.core.redact import Rules
 from relaybox.core.values import parse_moment, parsed
 from relaybox.errors import ConfigError, did_you_mean, shorten
 from relaybox.stores.ledger import Filter
@@ -117,9 +118,10 @@ def moment(text: str | None, parameter: str, direction: int = -1) -> datetime | 
         raise invalid(parameter, f"{shorten(text)} is neither a time nor a duration; {fix}") from None
 
 
-def filter_of(given: Criteria) -> Filter:
-    """Return the filter for the criteria."""
+def filter_of(given: Criteria, rules: Rules) -> Filter:
+    """Return the filter for the criteria; it finds no errors by what the rules hide."""
     values: dict[str, Any] = {name: getattr(given, name) for name in Criteria.__struct_fields__}
+    values["rules"] = None if given.error is None else rules
     return Filter(**values | {name: moment(values[name], name) for name in ("since", "until")})
 
 

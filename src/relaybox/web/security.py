@@ -1,6 +1,6 @@
 """Check hosts, origins and CSRF tokens, and set cookies and security headers.
 
-The host check stops DNS rebinding. Two checks stop other sites from making a browser change anything here:
+Two checks stop other sites from making a browser change anything here:
 ``Origin`` and ``Sec-Fetch-Site`` must name this site, and the request must carry a CSRF token. The token
 belongs to the session; before login, it is a random value in a cookie.
 """
@@ -28,13 +28,6 @@ FIELD = "csrf"
 FORM_COOKIE = "relaybox_form"
 SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
-FORWARDED = frozenset({
-    "forwarded", "via", "x-real-ip", "x-client-ip", "x-cluster-client-ip", "cf-connecting-ip",
-    "true-client-ip",
-})  # fmt: skip
-FORWARDING = ("x-forwarded-", "x-original-")
-"""Headers that proxies add, and the prefixes of such headers."""
-
 CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
     "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
@@ -51,6 +44,9 @@ HEADERS = {
 }
 """Headers of every response, unless it sets its own."""
 
+HSTS = {"strict-transport-security": "max-age=31536000"}
+"""Makes browsers use TLS for this host for a year."""
+
 _HOST = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9_.-]+))(?::([0-9]{1,5}))?")
 _FORM_TOKEN = re.compile(r"[0-9a-f]{64}")
 
@@ -62,23 +58,6 @@ def check_host(request: Request, hosts: Collection[str]) -> None:
         raise Problem(421, f"This server does not answer to {name!r}; add it to hosts of the [web] table.")
 
 
-def check_local(request: Request) -> None:
-    """Raise if a request may come from another host: without users, only this host is served."""
-    fix = "configure users ([web.users.NAME]) to be asked from elsewhere"
-    client = request.client
-    if client is None or not is_loopback(client.host):
-        raise Problem(403, f"Only this host is served; {fix}.")
-    if not is_loopback(_host_name(request)):
-        raise Problem(421, f"Only names of this host, such as localhost, are answered; {fix}.")
-    # HTTP/1.0 means a proxy that adds no headers: browsers do not use it.
-    headers = [header.lower().replace("_", "-") for header in request.headers]
-    forwarded = any(name in FORWARDED or name.startswith(FORWARDING) for name in headers)
-    if forwarded or request.scope.get("http_version") == "1.0":
-        raise Problem(403, f"A proxy asks for somebody else; {fix}.")
-    if not all(_loopback_url(request.headers.get(name, "")) for name in ("origin", "referer")):
-        raise Problem(403, f"A page of another host asks; {fix}.")
-
-
 def _host_name(request: Request) -> str:
     """Return the name in the ``Host`` header without the port; raise if it is missing or malformed."""
     given = request.headers.getlist("host")
@@ -86,12 +65,6 @@ def _host_name(request: Request) -> str:
     if match is None:
         raise Problem(400, "The Host header is missing or malformed.")
     return (match[1] or match[2]).lower().rstrip(".")
-
-
-def _loopback_url(text: str) -> bool:
-    """True if the URL names this host, or is empty."""
-    parts = parsed(urlsplit, text)
-    return not text or (parts is not None and is_loopback(parts.hostname or ""))
 
 
 def check_origin(request: Request) -> None:
@@ -183,13 +156,14 @@ def client_address(request: Request) -> str:
     return str(getattr(address, "ipv4_mapped", None) or address)
 
 
-def securing(send: Send) -> Send:
-    """Return a ``send`` that adds ``HEADERS`` to the response."""
+def securing(send: Send, scheme: str) -> Send:
+    """Return a ``send`` that adds ``HEADERS`` to the response, and over TLS also ``HSTS``."""
+    added = HEADERS | HSTS if scheme == "https" else HEADERS
 
     async def secured(message: Message) -> None:
         if message["type"] == "http.response.start":
             headers = MutableHeaders(raw=list(message.get("headers", ())))
-            for name, value in HEADERS.items():
+            for name, value in added.items():
                 headers.setdefault(name, value)
             message = {**message, "headers": headers.raw}
         await send(message)

@@ -16,7 +16,7 @@ from relaybox.operate.admin import Admin
 from relaybox.operate.bulk import Bulk
 from relaybox.operate.health import Health, Problem
 from relaybox.outbox import Outbox
-from relaybox.web.auth import LOCAL
+from relaybox.web.settings import LOCAL
 
 CONNECTIONS = 4
 PATIENCE = 5.0

@@ -5,12 +5,15 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import math
+import os
 import re
+import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import KW_ONLY, dataclass, field, fields
 from datetime import UTC, datetime, timedelta
 from typing import Any, Literal, Self, TypeAlias
 
+from relaybox.core.redact import parse_rules
 from relaybox.core.values import (
     Secret,
     Setting,
@@ -18,6 +21,7 @@ from relaybox.core.values import (
     choice,
     known_only,
     optional,
+    parse_list,
     parse_name,
     parse_secret,
     parsed,
@@ -30,7 +34,13 @@ Role: TypeAlias = Literal["viewer", "operator"]
 SHORTEST = 16
 """Least characters of a token or the secret: it must not be guessable, even from a signature."""
 
-RESERVED = frozenset({"local", "unknown", "health", "relay", "application"})
+LOCAL = "local"
+"""The only user, an operator, if no users are configured."""
+
+TOKEN = "RELAYBOX_WEB_TOKEN"
+"""The environment variable with the token of ``LOCAL``."""
+
+RESERVED = frozenset({LOCAL, "unknown", "health", "relay", "application"})
 """Names that the audit and rows use for actors that are not users."""
 
 HASH = "sha256:"
@@ -105,6 +115,13 @@ def _revealed(secret: Secret, setting: str, parts: Callable[[str], list[str]]) -
     return found
 
 
+def local_user() -> Known:
+    """Return the only user if none are configured, with the token of the environment or a random one."""
+    if TOKEN not in os.environ:
+        return Known(LOCAL, "operator", (secrets.token_urlsafe(32),))
+    return Known(LOCAL, "operator", _revealed(parse_secret(f"env:{TOKEN}", TOKEN), TOKEN, str.split))
+
+
 def _host(value: str, setting: str) -> str:
     if not isinstance(value, str) or not (address_of(value) or _NAME.fullmatch(value)):
         raise wrong(setting, value, "write an address or a name to listen on, such as '127.0.0.1'")
@@ -122,26 +139,12 @@ def _port(value: int, setting: str) -> int:
     return value
 
 
-def _texts(value: Iterable[str], setting: str, example: str) -> tuple[str, ...]:
-    if isinstance(value, str) or not isinstance(value, Iterable):
-        raise wrong(setting, value, f"write a list such as {example}")
-    return tuple(value)
-
-
 def _hosts(value: Iterable[str], setting: str) -> tuple[str, ...]:
-    names = _texts(value, setting, "['outbox.example.org']")
+    names = parse_list(value, setting, "['outbox.example.org']")
     for name in names:
         if not isinstance(name, str) or not (address_of(name.strip("[]")) or _NAME.fullmatch(name)):
             raise wrong(setting, name, "write a host's name without scheme and port, as outbox.example.org")
     return tuple(name.strip("[]").lower() for name in names)
-
-
-def _rules(value: Iterable[str], setting: str) -> tuple[str, ...]:
-    rules = _texts(value, setting, "['customer.email']")
-    for rule in rules:
-        if not isinstance(rule, str) or not all(part.strip() for part in rule.split(".")):
-            raise wrong(setting, rule, "write the names that lead to a value, as customer.email")
-    return rules
 
 
 def _users(value: Any, setting: str) -> tuple[UserSettings, ...]:
@@ -159,7 +162,7 @@ class WebSettings:
     host: Setting[str, str] = Setting(_host, "127.0.0.1")
     port: Setting[int, int] = Setting(_port, 8811)
     hosts: Setting[Iterable[str], tuple[str, ...]] = Setting(_hosts, ())
-    redact: Setting[Iterable[str], tuple[str, ...]] = Setting(_rules, ())
+    redact: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_rules, ())
     secret: Setting[str | Secret | None, Secret | None] = Setting(optional(parse_secret), None)
     users: Setting[Mapping[str, Any], tuple[UserSettings, ...]] = Setting(_users, Table({}))
 
@@ -200,7 +203,7 @@ class WebSettings:
         return f"http://{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}/"
 
     def check_binding(self, *, require_users: bool = False) -> None:
-        """Raise if other hosts could reach it without logging in."""
+        """Raise if other hosts could reach it although no users are configured."""
         problem = "no users are configured; add a [web.users.NAME] table with a token and a role"
         if require_users and not self.users:
             raise ConfigError(f"web: --require-users, and {problem}")

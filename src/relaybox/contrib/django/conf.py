@@ -20,6 +20,7 @@ from django.utils.module_loading import import_string
 
 from relaybox.contrib.django.handlers import Handler, by_path, registered
 from relaybox.contrib.django.private import in_tests
+from relaybox.core.redact import parse_rules
 from relaybox.core.rollout import Which, changed, is_sent
 from relaybox.core.settings import Backoff, Destination, Route, Settings
 from relaybox.core.values import (
@@ -105,6 +106,7 @@ class OutboxSettings:
     NOTIFY: Setting[bool, bool] = Setting(parse_flag, True)
     INBOX_WINDOW: Setting[Duration, float] = Setting(duration_from(1), 604_800.0)
     IDEMPOTENCY_WINDOW: Setting[Duration, float] = Setting(duration_from(1), 2_592_000.0)
+    REDACT: Setting[Iterable[str], tuple[str, ...]] = Setting(parse_rules, ())
 
     _where = "OUTBOX: "
 
@@ -216,6 +218,7 @@ def _make(_: int) -> Configuration:
         max_payload=given.MAX_PAYLOAD,
         inbox_window=given.INBOX_WINDOW,
         idempotency_window=given.IDEMPOTENCY_WINDOW,
+        web={"redact": given.REDACT} if given.REDACT else {},
     )
     functions = {one.name: one.function for one in every if one.function is not None}
     return Configuration(core, functions, RowBuilder(core))

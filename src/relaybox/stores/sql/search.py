@@ -6,12 +6,14 @@ A query reads at most one window: of an index that leads to few rows, else of th
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
 import sqlalchemy as sa
 
 from relaybox.core.fingerprint import LOOKED_AT, fingerprint
+from relaybox.core.redact import Rules
 from relaybox.database.statements.delivery import Query
 from relaybox.database.steps import Steps
 from relaybox.stores.ledger import BATCH, CAP, Counted, Entry, Filter, Page
@@ -36,11 +38,11 @@ class Search:
 
     def page(self, filter: Filter, limit: int, bounds: Bounds) -> Steps[Page]:
         """Return the matching entries within the bounds."""
-        if filter.fingerprint is None:
+        if filter.fingerprint is None and filter.rules is None:
             return (yield from self._page(filter, limit, bounds))
-        # No database can compute a fingerprint: filter the result here.
+        # No database can compute a fingerprint or hide a secret: filter the result here.
         page = yield from self._page(filter, max(limit, BATCH), bounds)
-        found = [e for e in page.entries if _is(filter.fingerprint, e.destination, e.error_message)]
+        found = [e for e in page.entries if _fits(filter, e.destination, e.error_message)]
         cursor = found[limit - 1].id if len(found) > limit else page.cursor
         return Page(tuple(found[:limit]), cursor)
 
@@ -113,13 +115,14 @@ class Search:
     def _matching(self, window: sa.Select[Any], filter: Filter) -> Steps[int]:
         rows = window.subquery("w")
         conditions = self._windows.conditions(rows.c, filter)
-        if filter.fingerprint is None:
+        if filter.fingerprint is None and filter.rules is None:
             counted = sa.select(sa.func.count()).select_from(rows).where(*conditions)
             [[[count]]] = yield [self._own.query(counted)]
             return int(count)
-        error = sa.func.substr(rows.c.error_message, 1, LOOKED_AT)
+        error: Any = rows.c.error_message
+        error = error if filter.rules is not None else sa.func.substr(error, 1, LOOKED_AT)
         [errors] = yield [self._own.query(sa.select(rows.c.destination, error).where(*conditions))]
-        return sum(_is(filter.fingerprint, destination, error) for destination, error in errors)
+        return sum(_fits(filter, destination, error) for destination, error in errors)
 
     def _narrow(self, filter: Filter) -> Steps[Part | None]:
         for part in self._parts.of(filter):
@@ -137,8 +140,17 @@ class Search:
         return self._own.query(self._own.select(columns).where(columns.c.event_id == own))
 
 
-def _is(wanted: str, destination: Any, error: Any) -> bool:
-    return fingerprint(shown(destination) or "", shown(error)).hash == wanted
+def _fits(filter: Filter, destination: Any, error: Any) -> bool:
+    """True if the error has the filter's fingerprint, and its text where the filter's rules show it."""
+    name, text = shown(destination) or "", shown(error) or ""
+    if filter.fingerprint not in (None, fingerprint(name, text).hash):
+        return False
+    return filter.rules is None or (filter.error or "").lower() in _seen(filter.rules, text).lower()
+
+
+@lru_cache(maxsize=1_024)
+def _seen(rules: Rules, error: str) -> str:
+    return rules.scrub(error)
 
 
 def _page(entries: tuple[Entry, ...], limit: int, end: UUID | None) -> Page:

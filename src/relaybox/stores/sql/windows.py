@@ -64,7 +64,9 @@ class Windows:
             yield columns.created_at >= self._own.dialect.to_time(filter.since)
         if filter.until is not None:
             yield columns.created_at < self._own.dialect.to_time(filter.until)
-        if filter.error is not None:
+        if filter.rules is not None:
+            yield columns.error_message.is_not(None)
+        elif filter.error is not None:
             message = sa.func.lower(columns.error_message, type_=sa.Text)
             yield message.contains(filter.error.lower(), autoescape=True)
         if filter.status is not None:

@@ -55,7 +55,7 @@ async def confirm(request: Request) -> Response:
         return error_page(request, 400, "No such action", f"It is one of {', '.join(EFFECTS)}.")
     given, one = chosen(query), query.get("id")
     try:
-        count, capped = await _count(admin, action, given, one)
+        count, capped = await _count(request, action, given, one)
     except (Wrong, ConfigError) as wrong:
         return error_page(request, 400, "This cannot be done", str(wrong))
     deliveries = plural(count, "delivery", "+" if capped else "")
@@ -75,18 +75,19 @@ async def confirm(request: Request) -> Response:
     )
 
 
-async def _count(admin: Admin, action: Action, given: Form, one: str | None) -> tuple[int, bool]:
+async def _count(request: Request, action: Action, given: Form, one: str | None) -> tuple[int, bool]:
+    admin = request.state.admin
     if one is not None:
         return (await _do(admin, action, one, None, dry_run=True)).affected, False
-    counted = await admin.count(action, _filter(given))
+    counted = await admin.count(action, _filter(request, given))
     return counted.count, counted.capped
 
 
-def _filter(given: Form) -> Filter:
+def _filter(request: Request, given: Form) -> Filter:
     """Return the filter of these fields; raise if it is empty, because it would match everything."""
     if not given:
         raise Wrong("Name at least one thing that they have in common.")
-    return filter_of(given)
+    return filter_of(request, given)
 
 
 def _id(text: str) -> UUID:
@@ -112,7 +113,7 @@ def _changing(action: Action) -> Endpoint:
                 raise Wrong("Nothing was changed: it is not in a state for this any more.")
             message = f"{PAST[action].capitalize()} 1 delivery to {to or done.destinations[0]}."
             return back(given.get("back"), "/events"), message
-        filter, rate = _filter(chosen(given)), _rate(given.get("rate", ""))
+        filter, rate = _filter(request, chosen(given)), _rate(given.get("rate", ""))
         await request.app.service.bulk().start(request.state.user.name, action, filter, to=to, rate=rate)
         return "/operations", f"The {action} has begun; it goes on in the background."
 

@@ -13,6 +13,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.redact import HIDDEN, Rules, redacted_text
 from relaybox.core.text import at, binary, cut, plural
 from relaybox.core.values import parsed
 from relaybox.errors import ConfigError
@@ -22,7 +23,6 @@ from relaybox.stores.ledger import Choice, Content, Entry, Filter, Page, State
 from relaybox.web import read
 from relaybox.web.pages.destinations import Mood
 from relaybox.web.problems import Problem
-from relaybox.web.redact import HIDDEN, Rules, redacted_text
 from relaybox.web.schemas import Criteria
 from relaybox.web.templating import error_page, page, paging
 
@@ -66,7 +66,7 @@ async def events(request: Request) -> Response:
     try:
         if at and cursor is None:
             raise Wrong("The address names no place in the list; begin with the newest again.")
-        found = await admin.events(filter_of(given), cursor=cursor)
+        found = await admin.events(filter_of(request, given), cursor=cursor)
     except (Wrong, ConfigError) as error:
         wrong = str(error)
     return page(
@@ -217,10 +217,10 @@ def chosen(given: Mapping[str, Any]) -> dict[str, str]:
     return {name: text for name, text in texts if text}
 
 
-def filter_of(given: Mapping[str, str]) -> Filter:
+def filter_of(request: Request, given: Mapping[str, str]) -> Filter:
     """Return the filter; raise ``Wrong`` if a parameter is invalid."""
     try:
-        return read.filter_of(msgspec.convert(given, Criteria, strict=False))
+        return read.filter_of(msgspec.convert(given, Criteria, strict=False), request.app.rules)
     except msgspec.ValidationError as error:
         what, _, name = str(error).rpartition(" - at `$.")
         raise Wrong(f"{FIELDS.get(name.rstrip('`'), 'Filter')}: {what or error}.") from None

@@ -12,6 +12,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from relaybox.core.redact import Rules, redact
 from relaybox.core.settings import Settings, mask_url
 from relaybox.core.text import duration, plural, size
 from relaybox.core.values import parsed
@@ -20,7 +21,6 @@ from relaybox.errors import RelayboxError
 from relaybox.operate.why import is_alive, is_leader
 from relaybox.stores.journal import Operation
 from relaybox.web.auth import number
-from relaybox.web.redact import Rules, redact
 from relaybox.web.templating import page, paging
 
 PATIENCE = 3.0

@@ -41,6 +41,7 @@ from relaybox.contrib.django.admin.columns import (
     facts_of_event,
     moment,
     payload,
+    scrubbed,
     sentence,
 )
 from relaybox.contrib.django.models import OutboxEvent
@@ -180,7 +181,10 @@ class OutboxEventAdmin(admin.ModelAdmin):  # type: ignore[misc]
             ],
             "payload": payload(content),
             "headers": document(content.headers),
-            "attempts": [(a, moment(a.failed_at, entry.seen_at)) for a in own.attempts],
+            "attempts": [
+                (a.attempt, moment(a.failed_at, entry.seen_at), a.relay, scrubbed(a.error_message))
+                for a in own.attempts
+            ],
             "siblings": [(row, badge(row.entry.state), age(row)) for row in rows],
         }
 

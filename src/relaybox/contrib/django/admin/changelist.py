@@ -20,6 +20,7 @@ from django.http import HttpRequest, HttpResponse, HttpResponseRedirect
 from django.template.response import TemplateResponse
 from django.urls import reverse
 
+from relaybox.contrib.django.admin.columns import scrubbed
 from relaybox.contrib.django.emit import after_commit
 from relaybox.contrib.django.models import OutboxEvent
 from relaybox.core.text import plural
@@ -146,7 +147,8 @@ class EventList(ChangeList):  # type: ignore[misc]
 
 
 def row_of(entry: Entry, using: str) -> OutboxEvent:
-    """Return the entry as a model; columns that it lacks, such as the payload, are read on access."""
+    """Return the entry as a model without secrets in its error; other columns are read on access."""
+    entry = replace(entry, error_message=scrubbed(entry.error_message))
     row: OutboxEvent = OutboxEvent.from_db(using, COLUMNS, [getattr(entry, name) for name in COLUMNS])
     row.entry = entry
     return row
@@ -218,6 +220,8 @@ def run(action: Action, model_admin: Any, request: HttpRequest, queryset: Any) -
     rows = list(
         queryset.filter(pk__in=request.POST.getlist(ACTION_CHECKBOX_NAME)).defer("payload", "headers")
     )
+    for row in rows:
+        row.error_message = scrubbed(row.error_message)
     confirmed = CONFIRMED in request.POST
 
     async def work(admin: Admin) -> Done:

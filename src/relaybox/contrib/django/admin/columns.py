@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, cast
 from urllib.parse import urlencode
@@ -13,7 +15,9 @@ from django.utils import timezone
 from django.utils.html import format_html
 from django.utils.text import Truncator
 
+from relaybox.contrib.django.conf import get_settings
 from relaybox.contrib.django.models import OutboxEvent
+from relaybox.core.redact import Rules, redacted_text
 from relaybox.core.text import NOTHING, at, binary, cut, distance, duration
 from relaybox.operate.why import Reason
 from relaybox.stores.ledger import Content, Entry, State
@@ -87,9 +91,19 @@ def _time(value: datetime, text: str) -> str:
 
 def sentence(reason: Reason) -> str:
     """Return a sentence that explains a delivery's state."""
-    parts = f"It {reason.text}.".split("`")
+    parts = f"It {rules().scrub(reason.text)}.".split("`")
     forms = ("{}", "<code>{}</code>")
     return html("".join(forms[index % 2] for index in range(len(parts))), *parts)
+
+
+def rules() -> Rules:
+    """Return what to hide from everyone."""
+    return Rules.of(get_settings().REDACT)
+
+
+def scrubbed(text: str | None) -> str | None:
+    """Return an error without secrets."""
+    return text and rules().scrub(text)
 
 
 def payload(content: Content) -> str:
@@ -100,12 +114,14 @@ def payload(content: Content) -> str:
 
 
 def document(text: Any) -> str:
-    """Return JSON text with one value a line and all numbers unchanged."""
-    try:
-        spread = msgspec.json.format(str(text), indent=2)
-    except msgspec.DecodeError:
-        spread = str(text)
-    return cut(spread, LONGEST)
+    """Return JSON text with one value a line, without secrets; if it has none, its numbers are unchanged."""
+    found = redacted_text(str(text), rules())
+    with suppress(msgspec.DecodeError):
+        if msgspec.json.decode(str(text)) == found:
+            return cut(msgspec.json.format(str(text), indent=2), LONGEST)
+    spread = json.dumps(found, indent=2, ensure_ascii=False)
+    # A stored text may hold lone surrogates.
+    return cut(spread.encode("utf-8", "replace").decode(), LONGEST)
 
 
 def facts_of_event(entry: Entry, listing: str) -> Iterator[tuple[str, str]]:
