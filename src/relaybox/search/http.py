@@ -23,6 +23,7 @@ from yarl import URL
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.http.address import shown
+from relaybox.sinks.http.limits import AnswerTooLong, limit_answers
 from relaybox.sinks.http.sink import not_connected
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
@@ -192,8 +193,10 @@ class Client:
         if self._session is None or self._loop is not loop:
             # The connections of another loop ended with it.
             self._loop = loop
+            connector = aiohttp.TCPConnector(ssl=self._ssl or True)
+            limit_answers(connector, size=LARGEST_ANSWER)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._ssl or True),
+                connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 trace_configs=[_watching_reuse()],
@@ -208,6 +211,8 @@ class Client:
                 return no_answer(where, self.timeout)
             case aiohttp.ClientConnectorError():
                 return not_connected(error, where)
+            case AnswerTooLong():
+                return Unavailable(f"{where} sends an answer without end: {error}")
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
                 return Unavailable(f"{where} closed the connection before its answer was complete")
         said = clean(str(error), self.secrets)

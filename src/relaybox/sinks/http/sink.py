@@ -32,12 +32,13 @@ from relaybox.sinks.broker import reveal
 from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.http.exchange import Exchange, release
+from relaybox.sinks.http.limits import AnswerTooLong
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import OneByOne, being_cancelled, clean
 from relaybox.wire.envelope import packer
 from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, Key, parse_keys, sign
 
-_ANSWER_LIMIT = 65_536
+_EXCERPT = 4096
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
 
 
@@ -156,14 +157,15 @@ class Answered:
         self._body = b""
 
     async def read(self, content: StreamReader) -> None:
-        """Read the body up to a limit; a connection with more data is not used again."""
-        while len(self._body) < _ANSWER_LIMIT:
-            chunk = await content.read(_ANSWER_LIMIT - len(self._body))
+        """Read the part that is shown, and wait for the rest, so that the connection can be used again."""
+        while self.status // 100 != 2 and len(self._body) < _EXCERPT:
+            chunk = await content.read(_EXCERPT - len(self._body))
             if not chunk:
                 return
             self._body += chunk
-            if content.at_eof():
-                return
+        if (error := content.exception()) is not None:
+            raise error
+        await content.wait_eof()
 
     def reason(self, secrets: Iterable[str]) -> str:
         """Return ``503 Service Unavailable: the beginning of the body``, without secrets."""
@@ -189,6 +191,8 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
             return no_answer(where, timeout)
         case aiohttp.ClientConnectorError():
             return not_connected(error, where)
+        case AnswerTooLong():
+            return Unavailable(f"{where} sends an answer without end: {error}")
         case HttpProcessingError():
             return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
