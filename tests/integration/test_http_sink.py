@@ -10,6 +10,7 @@ import socket
 import ssl
 import sys
 import tracemalloc
+from base64 import b64encode
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
@@ -162,6 +163,42 @@ async def test_no_reason_shows_what_is_secret() -> None:
     assert said.startswith("500 POST /events?*** HTTP/1.1: POST /events?***")
     assert not [secret for secret in secrets if secret in said]
     assert "dXNlcjpodW50ZXIyLXBhc3N3b3Jk" not in said
+
+
+ECHOES = {
+    "the request itself": b"%b",
+    "a status line": b"HTTP/1.1 %b\r\n\r\n",
+    "a status": b"HTTP/1.1 500 %b\r\n\r\n",
+    "a header's name": b"HTTP/1.1 200 OK\r\n%b: x\r\n\r\n",
+    "a header without a colon": b"HTTP/1.1 200 OK\r\n%b\r\n\r\n",
+    "a header that is too long": b"HTTP/1.1 200 OK\r\nX: %b" + b"x" * 9000 + b"\r\n\r\n",
+    "a length": b"HTTP/1.1 200 OK\r\nContent-Length: %b\r\n\r\n",
+    "an encoding": b"HTTP/1.1 500 No\r\nTransfer-Encoding: %b\r\n\r\n",
+    "a chunk": b"HTTP/1.1 500 No\r\nTransfer-Encoding: chunked\r\n\r\n%b\r\n",
+    "a body": b"HTTP/1.1 500 No\r\n\r\n%b",
+}
+
+
+@pytest.mark.parametrize("how", ECHOES)
+@pytest.mark.parametrize("where", ["auth", "user", "query"])
+async def test_an_answer_that_echoes_a_secret_does_not_get_it_into_the_reason(how: str, where: str) -> None:
+    secret = "xoxb-0123456789-abcdefghijklmnopqrstuvwxyz"
+
+    async def echo(receiver: Receiver, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        request = await read_request(reader)
+        said = request.headers.get("authorization", request.line)
+        writer.write(ECHOES[how] % said.encode())
+        await writer.drain()
+
+    async with listening(echo) as receiver:
+        user = f"user:{secret}@" if where == "user" else ""
+        query = f"?key={secret}" if where == "query" else ""
+        url = f"http://{user}127.0.0.1:{receiver.port}/events{query}"
+        answered = await send(url, **({"auth": secret} if where == "auth" else {}))
+    said = getattr(answered, "reason", "")
+    sent = b64encode(f"user:{secret}".encode()).decode() if where == "user" else secret
+    # No part of it either: aiohttp cuts what it quotes.
+    assert not [part for part in (sent[at : at + 8] for at in range(len(sent) - 8)) if part in said], said
 
 
 async def test_no_error_shows_what_is_secret() -> None:

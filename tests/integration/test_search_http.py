@@ -12,6 +12,7 @@ import pytest
 from aiohttp import web
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.scrub import conceal
 from relaybox.search.http import Client, Reply
 from tests.integration.receivers import doing
 from tests.waiting import PATIENCE, cancel
@@ -83,10 +84,11 @@ async def test_an_answer_may_be_compressed() -> None:
 async def test_what_an_answer_means_is_said_by_its_status(status: int, kind: type) -> None:
     async def answer(request: web.Request) -> web.Response:
         headers = {"Retry-After": "7", "Location": "http://elsewhere/"}
-        return web.json_response({"message": "said k3y"}, status=status, headers=headers)
+        return web.json_response({"message": "said a-long-k3y"}, status=status, headers=headers)
 
-    async with asking(NOBODY, secrets=["k3y"]) as client:
-        reply = await ask(answer, secrets=["k3y"])
+    conceal("a-long-k3y")
+    async with asking(NOBODY) as client:
+        reply = await ask(answer)
         failed = client.failed(reply)
     assert type(failed) is kind
     assert failed.reason.startswith(f"{reply.where}: {status} ")

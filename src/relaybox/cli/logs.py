@@ -12,6 +12,8 @@ from typing import Annotated, Any, TextIO, TypeAlias
 
 import typer
 
+from relaybox.core.scrub import scrub
+
 LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
 LogFormat = StrEnum("LogFormat", ("text", "json"))
 LogLevelOption: TypeAlias = Annotated[LogLevel, typer.Option(help="The least important messages.")]
@@ -36,6 +38,7 @@ class TextFormatter(logging.Formatter):
         said = record.getMessage()
         if record.exc_info:
             said += "\n" + self.formatException(record.exc_info)
+        said = scrub(said)
         if not self._colour:
             return f"{when} {level:<7} {said}"
         return f"{_DIM}{when}{_RESET} {_COLOURS[level]}{level:<7}{_RESET} {said}"
@@ -55,7 +58,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False, default=str)
+        return scrub(json.dumps(document, ensure_ascii=False, default=str))
 
 
 def configure(

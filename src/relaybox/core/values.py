@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 from urllib.parse import unquote, unquote_plus
 
+from relaybox.core.scrub import conceal
 from relaybox.errors import ConfigError, UnknownSetting, shorten
 
 Duration: TypeAlias = str | int | float | timedelta
@@ -109,9 +110,11 @@ class Secret:
         elif kind == "file":
             value, fix = _read_secret(Path(name)), f"write the secret into {name}"
         else:
-            return self._source
+            value, fix = self._source, ""
         if not value:
             raise ConfigError(f"{self._source} is missing or empty; {fix}")
+        if "://" not in value:
+            conceal(value)
         return value
 
     def reveal_for(self, setting: str, env: Mapping[str, str] | None = None) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 from relaybox.core.clock import Clock
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Interrupted, Released
+from relaybox.core.scrub import scrub
 from relaybox.relay.batch import Batch, InFlight
 from relaybox.relay.breaker import Outage
 from relaybox.relay.crashpoint import reached
@@ -42,6 +43,7 @@ class Answers:
         # An interrupted function says nothing about the destination.
         if not isinstance(answer, Released | Interrupted):
             batch.tried = True
+        _scrub(answer)
         outcome, opening = self._policy.decide(answer, delivery, probing=batch.probing)
         self._settler.add(Settlement(delivery, outcome))
         if opening is not None:
@@ -58,6 +60,13 @@ class Answers:
                 batch.answered.discard(other.position)
             else:
                 self._settler.add_unsent(batch, other, Released())
+
+
+def _scrub(answer: Answer) -> None:
+    """Hide secrets in the reason, which is stored, logged, traced and shown."""
+    reason = getattr(answer, "reason", None)
+    if isinstance(reason, str) and (hidden := scrub(reason)) != reason:
+        answer.reason, answer.args = hidden, (hidden,)  # type: ignore[union-attr]
 
 
 class Sending:

@@ -32,7 +32,7 @@ class Server(Client):
 
     def __init__(self, base: str, *, key: str | None, **options: Any) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        super().__init__([base], headers=headers, secrets=(key,) if key else (), **options)
+        super().__init__([base], headers=headers, **options)
         self.tasks = Tasks(self)
 
     def end(self) -> float:

@@ -135,7 +135,7 @@ class Tasks:
         return None
 
     def _reported(self, error: Error, what: str) -> str:
-        return f"{self._client.where}: {what}: {clean(error.message, self._client.secrets)} ({error.code})"
+        return f"{self._client.where}: {what}: {clean(error.message)} ({error.code})"
 
     async def close(self) -> None:
         """Stop polling, and fail what is still awaited."""

@@ -56,7 +56,6 @@ class KafkaProducer:
     def __init__(self, address: Address, configuration: Mapping[str, Any], timeout: float) -> None:
         self.broken: Retry | Unavailable | None = None
         self.reports: list[tuple[Sent, KafkaError | None]] = []
-        self._address = address
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -68,7 +67,7 @@ class KafkaProducer:
         try:
             self._producer: Producer | None = Producer({**configuration, **own})
         except KafkaException as error:
-            raise Unavailable(f"no producer: {text_of(error.args[0], address)}") from None
+            raise Unavailable(f"no producer: {text_of(error.args[0])}") from None
         self._timer = self._loop.call_later(SOON, self._look)
 
     @property
@@ -108,7 +107,7 @@ class KafkaProducer:
             if topic is None or missing is None:
                 return
             if self._loop.time() >= began + min(IN_THE_MAKING, self._timeout / 2):
-                raise classify(missing, topic, self._address)
+                raise classify(missing, topic)
             # The broker may still be creating it.
             await asyncio.sleep(A_LOOK / 5)
         raise self.broken or Unavailable("the sink is closed")
