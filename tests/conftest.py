@@ -12,6 +12,7 @@ from typing import Any, NoReturn, TypeVar
 import pytest
 from hypothesis import HealthCheck, settings
 
+from relaybox.core import scrub
 from tests import leaks, tiers
 from tests.servers import base, chromium, fresh, ports, shared, sqlite
 
@@ -151,6 +152,13 @@ def give_up(name: str, reason: object) -> NoReturn:
     """Skip the test, or fail it where every server is required."""
     end = pytest.fail if os.environ.get("RELAYBOX_REQUIRE_SERVERS") == "1" else pytest.skip
     end(f"no {name}: {reason}")
+
+
+@pytest.fixture(autouse=True)
+def no_secrets() -> Iterator[None]:
+    """Forget the secrets of each test: their values would be hidden in the texts of the next ones."""
+    yield
+    scrub.forget()
 
 
 @pytest.fixture(autouse=True)

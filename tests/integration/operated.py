@@ -20,7 +20,7 @@ from relaybox.database.dialects import DIALECTS
 from relaybox.database.migrations import migrate
 from relaybox.database.schema import Tables, make_tables
 from relaybox.database.statements.delivery import Statements
-from relaybox.emit.row import Call, RowBuilder
+from relaybox.emit.row import Call, MarkedCall, RowBuilder
 from relaybox.operate.admin import Admin
 from relaybox.stores.journal import Operation
 from relaybox.stores.open import open_store
@@ -77,7 +77,8 @@ class Operated:
     def emit(self, *destinations: str, **options: Any) -> UUID:
         """Commit one event; its id, which is also that of its first delivery. No destination: no route."""
         arguments = {"aggregate_id": 1, "event_type": "order.paid", "payload": {"total": 42}, **options}
-        call = Call("Order", destinations=destinations or None, **arguments)
+        kind = MarkedCall if "marks" in options else Call
+        call = kind("Order", destinations=destinations or None, **arguments)
         emission = self._builder.build(call, self.dialect)
         self.insert(emission.rows)
         return emission.event_id

@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from relaybox.core.values import key_lengths
 from relaybox.database.migrations import NEWEST
+from relaybox.wire.signature import parse_keys
 from tests.integration.project import COMMAND, Project
 from tests.integration.shop import Shop
 
@@ -426,3 +428,10 @@ def test_an_emitted_event_reaches_the_function_that_the_file_names(migrated: Pro
     shop.engine.dispose()
     script = str(Path(sys.executable).with_name("relaybox"))
     assert "on_order {'n': 0}" in migrated.run("drain", command=(script,))
+
+
+def test_a_new_secret_is_one_that_nobody_argues_with(project: Project) -> None:
+    made = [project.run("secret", "new").strip() for _ in range(2)]
+    assert made[0] != made[1]
+    [key] = parse_keys(made[0])
+    assert (key.version, key_lengths(made[0])) == ("v1", [32])

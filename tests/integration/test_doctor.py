@@ -676,6 +676,17 @@ def test_a_function_that_cannot_be_imported_is_found(clinic: Clinic, tmp_path: P
     sys.modules.pop(name, None)
 
 
+def test_a_secret_that_might_be_guessed_is_found_and_not_shown(clinic: Clinic) -> None:
+    route = '[[routes]]\nevents = ["*"]\nto = ["runner"]\n'
+    runner = 'sink = "http://127.0.0.1:1/"\nsecret = "hush"\nallow = ["127.0.0.0/8"]\n'
+    clinic.configure(text=f"[destinations.runner]\n{runner}{route}")
+    found = clinic.findings()
+    [finding] = [one for one in found if one["title"] == "a setting of destination 'runner'"]
+    assert "secret has a key of 4 bytes" in finding["detail"]
+    assert finding["fix"] == "`relaybox secret new` prints one"
+    assert "hush" not in str(found)
+
+
 def test_settings_that_conflict_or_lack_a_route_or_cannot_be_read_are_reported(clinic: Clinic) -> None:
     clinic.configure('lease = "5s"\ntimeout = "30s"')
     finding = clinic.only_finding("a setting of destination 'runner'")

@@ -93,6 +93,21 @@ async def test_informational_answers_are_passed_over() -> None:
     assert receiver.connections == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "limit"),
+    [(b"HTTP/1.1 103 Early Hints\r\n\r\n" * 100, "8 interim answers"), (b"\r\n" * 10_000, "16384 bytes")],
+)
+async def test_an_answer_over_a_limit_says_which_and_gives_the_connection_up(said: bytes, limit: str) -> None:
+    async with answering(said + OK, OK) as receiver, sink_for(receiver.url) as sink:
+        [answered] = await sink.send([make_delivery()])
+        assert type(answered) is Unavailable
+        assert answered.reason == (
+            f"127.0.0.1:{receiver.port} sends an answer without end: more than {limit}"
+        )
+        assert await sink.send([make_delivery()]) == [Delivered()]
+    assert receiver.connections == 2
+
+
 async def test_another_protocol_is_not_spoken() -> None:
     switch = b"HTTP/1.1 101 Switching Protocols\r\nConnection: upgrade\r\nUpgrade: x\r\n\r\n"
     async with answering(switch, OK) as receiver, sink_for(receiver.url, timeout="2s") as sink:

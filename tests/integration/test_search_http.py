@@ -12,7 +12,9 @@ import pytest
 from aiohttp import web
 
 from relaybox.core.outcome import Reject, Retry, Throttled, Unavailable, Unreachable
+from relaybox.core.scrub import conceal
 from relaybox.search.http import Client, Reply
+from tests.integration.receivers import doing
 from tests.waiting import PATIENCE, cancel
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -82,10 +84,11 @@ async def test_an_answer_may_be_compressed() -> None:
 async def test_what_an_answer_means_is_said_by_its_status(status: int, kind: type) -> None:
     async def answer(request: web.Request) -> web.Response:
         headers = {"Retry-After": "7", "Location": "http://elsewhere/"}
-        return web.json_response({"message": "said k3y"}, status=status, headers=headers)
+        return web.json_response({"message": "said a-long-k3y"}, status=status, headers=headers)
 
-    async with asking(NOBODY, secrets=["k3y"]) as client:
-        reply = await ask(answer, secrets=["k3y"])
+    conceal("a-long-k3y")
+    async with asking(NOBODY) as client:
+        reply = await ask(answer)
         failed = client.failed(reply)
     assert type(failed) is kind
     assert failed.reason.startswith(f"{reply.where}: {status} ")
@@ -149,6 +152,19 @@ async def test_a_connection_that_breaks_is_unavailable_and_the_request_not_sent_
 async def test_an_answer_that_does_not_come_in_time_is_unavailable() -> None:
     with pytest.raises(Unavailable, match=r"no answer from 127\.0\.0\.1:\d+ within 0\.1s"):
         await ask(silence, timeout=0.1)
+
+
+@pytest.mark.parametrize("endless", [b"HTTP/1.1 103 Early Hints\r\n\r\n", b"\r\n" * 1000])
+async def test_an_answer_that_never_begins_is_given_up_before_the_deadline(endless: bytes) -> None:
+    async def pour(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            writer.write(endless)
+            await writer.drain()
+            await asyncio.sleep(0)
+
+    async with doing(pour) as receiver, asking(f"http://127.0.0.1:{receiver.port}", timeout=3600) as client:
+        with pytest.raises(Unavailable, match="sends an answer without end: more than"):
+            await client.request("GET", "/")
 
 
 async def test_where_nobody_is_the_next_host_is_asked_and_then_the_one_that_answered() -> None:

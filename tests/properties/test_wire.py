@@ -46,7 +46,7 @@ def signature(r: Random) -> None:
     body, id_ = r.randbytes(r.choice((0, 1, 200))), values.text(r)
     signed = sign(keys, id_, NOW, body)
     headers: dict[Any, Any] = {"Webhook-Id": id_, "webhook-timestamp": str(NOW), "WEBHOOK-SIGNATURE": signed}
-    if id_ == id_.strip() and any(key.sign is not None for key in keys):
+    if id_ == id_.strip() and "." not in id_ and any(key.sign is not None for key in keys):
         assert verify(body, headers, secret, now=NOW)
     name = r.choice(list(headers))
     headers[name] = r.choice(

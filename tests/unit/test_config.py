@@ -6,6 +6,7 @@ import dataclasses
 import math
 import traceback
 import warnings
+from base64 import b64encode
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -441,6 +442,29 @@ def test_a_lease_shorter_than_the_timeout_is_argued_with() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Destination("a", URL, lease="30s")
+
+
+LONG = "x" * 24
+
+
+@pytest.mark.parametrize(
+    ("secret", "bytes_"), [("hush", 4), (f"{LONG} hush until:2099-12-31", 4), ("whsec_c2VjcmV0IGtleQ==", 10)]
+)
+def test_a_secret_that_might_be_guessed_is_argued_with(secret: str, bytes_: int) -> None:
+    with pytest.warns(ConfigWarning, match=f"destination 'a': secret has a key of {bytes_} bytes") as caught:
+        Destination("a", "https://example.org/", secret=secret)
+    assert caught[0].filename == __file__
+    assert "use 24 or more; `relaybox secret new` prints one" in str(caught[0].message)
+    assert "hush" not in str(caught[0].message)
+
+
+@pytest.mark.parametrize(
+    "secret", [LONG, f"whsec_{b64encode(bytes(24)).decode()}", f"whsk_{'A' * 43}", "env:NOT_IN_THIS_PROCESS"]
+)
+def test_a_secret_that_is_long_enough_or_missing_here_is_taken_as_it_is(secret: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Destination("a", "https://example.org/", secret=secret)
 
 
 def test_an_unknown_setting_is_refused_with_the_nearest() -> None:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 from aiohttp.client_proto import ResponseHandler
 
 from relaybox.search.select_rows import REFUSED_CLAUSES
+from relaybox.sinks.http.limits import LimitedHandler, limit_answers
 from relaybox.sinks.rabbitmq.connection import Connection
 
 
@@ -68,6 +69,8 @@ def test_a_connection_of_aiormq_hears_of_the_block_where_we_do(event: str) -> No
         (aiohttp.TCPConnector, "connect", ["req", "traces", "timeout"]),
         (ResponseHandler, "set_response_params", ["read_until_eof", "auto_decompress"]),
         (ResponseHandler, "read", []),
+        (ResponseHandler, "feed_data", ["data", "size"]),
+        (ResponseHandler, "data_received", ["data"]),
     ],
 )
 def test_what_is_below_a_session_of_aiohttp_is_called_as_before(
@@ -78,6 +81,17 @@ def test_what_is_below_a_session_of_aiohttp_is_called_as_before(
     assert callable(found), message
     assert {*given} <= {*inspect.signature(found).parameters}, message
     assert hasattr(ResponseHandler, "should_close"), message
+
+
+async def test_a_connector_of_aiohttp_makes_our_handlers() -> None:
+    message = what_to_do("aiohttp: BaseConnector.", "_factory", "sinks/http/limits.py")
+    connector = aiohttp.TCPConnector()
+    assert isinstance(connector._factory(), ResponseHandler), message
+    limit_answers(connector, size=1000)
+    handler = connector._factory()
+    assert isinstance(handler, LimitedHandler)
+    assert (handler._exception, handler._payload) == (None, None), message
+    await connector.close()
 
 
 @pytest.mark.parametrize("name", [*REFUSED_CLAUSES, "_with_options"])

@@ -252,3 +252,45 @@ def test_a_secret_that_was_replaced_is_found_within_a_second(tmp_path: Path, clo
     refused(webhooks, headers, body)
     clock.now = 1.0
     assert str(webhooks.read(headers, body).id) == headers["webhook-id"]
+
+
+def test_an_old_message_cannot_be_sent_again_with_its_timestamp_in_the_id() -> None:
+    hour = 3600
+    headers = signed(SYMMETRIC, at=NOW - hour, body=f"{NOW}.{{}}".encode())
+    replayed = {**headers, "webhook-id": f"msg_1.{NOW - hour}", "webhook-timestamp": str(NOW)}
+    assert not verify(b"{}", replayed, SYMMETRIC, now=NOW)
+
+
+def test_an_id_with_a_full_stop_is_refused() -> None:
+    assert not verify(BODY, signed(SYMMETRIC, message_id="msg.1"), SYMMETRIC, now=NOW)
+
+
+MIDNIGHT = int(datetime(2026, 1, 1, tzinfo=UTC).timestamp())
+
+
+@pytest.mark.parametrize(
+    "both", [f"new-secret {SYMMETRIC} until:2025-12-31", ["new-secret", SYMMETRIC, "until:2025-12-31"]]
+)
+def test_a_secret_signs_and_verifies_until_its_last_day(both: Any) -> None:
+    last, after = MIDNIGHT - 1, MIDNIGHT
+    assert len(signed(both, at=last)["webhook-signature"].split()) == 2
+    assert len(signed(both, at=after)["webhook-signature"].split()) == 1
+    assert verify(BODY, signed(both, at=after), "new-secret", now=after)
+    assert verify(BODY, signed(SYMMETRIC, at=last), both, now=last)
+    assert not verify(BODY, signed(SYMMETRIC, at=after), both, now=after)
+
+
+@pytest.mark.parametrize(
+    ("secret", "message"),
+    [
+        ("until:2026-01-01", "stands behind no secret"),
+        ("new old until:2026-01-01 until:2026-01-02", "stands behind no secret"),
+        ("new old until:tomorrow", "is not followed by a date"),
+        ("new old until:", "is not followed by a date"),
+        ("new old until:9999-12-31", "is not followed by a date"),
+        ("old until:2026-01-01", "every secret expires"),
+    ],
+)
+def test_an_expiry_date_that_is_wrong_is_an_error(secret: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        parse_keys(secret)

@@ -12,6 +12,7 @@ from typing import Annotated, Any, TextIO, TypeAlias
 
 import typer
 
+from relaybox.core.scrub import scrub
 from relaybox.core.text import printable
 
 LogLevel = StrEnum("LogLevel", ("debug", "info", "warning", "error"))
@@ -42,6 +43,7 @@ class TextFormatter(logging.Formatter):
         if record.exc_info:
             lines = self.formatException(record.exc_info).splitlines()
             said = "\n  ".join([said, *(printable(line, " ") for line in lines)])
+        said = scrub(said)
         if not self._colour:
             return f"{when} {level:<7} {said}"
         return f"{_DIM}{when}{_RESET} {_COLOURS[level]}{level:<7}{_RESET} {said}"
@@ -61,7 +63,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             document["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(document, ensure_ascii=False, default=str)
+        return scrub(json.dumps(document, ensure_ascii=False, default=str))
 
 
 def configure(

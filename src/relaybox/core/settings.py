@@ -10,6 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypeVar
 
+from relaybox.core.commands import command
 from relaybox.core.schemes import SCHEMES, SEARCH_ENGINES
 from relaybox.core.values import (
     Duration,
@@ -20,6 +21,7 @@ from relaybox.core.values import (
     duration_from,
     identifier,
     is_reference,
+    key_lengths,
     known_only,
     mask_url,
     normalize_url,
@@ -55,6 +57,9 @@ Format: TypeAlias = Literal["json", "flat", "cloudevents", "payload"]
 OnFailed: TypeAlias = Literal["block", "skip"]
 OnUnrouted: TypeAlias = Literal["raise", "store"]
 Function: TypeAlias = Callable[..., Any]
+
+SHORTEST_KEY = 24
+"""Bytes of a secret that signs, as Standard Webhooks asks for."""
 
 DEFAULT_DATABASE = "sqlite:///relaybox.db"
 
@@ -170,6 +175,8 @@ class Destination:
                 "a slow send then depends on extensions of its lease; make the lease longer than the timeout"
             )
             warnings.warn(f"{self._where}{seen}: {fix}", ConfigWarning, stacklevel=3)
+        if self.secret is not None and self.scheme in ("http", "https"):
+            self._check_strength(self.secret)
 
     def _check_sink(self) -> None:
         setting = f"{self._where}sink"
@@ -196,6 +203,17 @@ class Destination:
             raise ConfigError(f"{setting} = {self.sink!r}: also write ordered = true or ordered = false")
         if scheme in ("debezium", "handler"):
             raise ConfigError(f"{setting} = {self.sink!r}: write {scheme}: here; it is not a secret")
+
+    def _check_strength(self, secret: Secret) -> None:
+        try:
+            lengths = key_lengths(secret.reveal())
+        except ConfigError:
+            # It may be missing here: only relays need it.
+            return
+        if lengths and min(lengths) < SHORTEST_KEY:
+            seen = f"{self._where}secret has a key of {min(lengths)} bytes, which might be guessed"
+            fix = f"use {SHORTEST_KEY} or more; {command('secret new')} prints one"
+            warnings.warn(f"{seen}: {fix}", ConfigWarning, stacklevel=4)
 
     def _check_handed_over(self) -> None:
         if self.sink.partition(":")[2] not in ("", "//"):

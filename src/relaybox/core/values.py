@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Generic, Literal, TypeAlias, TypeVar, get_args, overload
 from urllib.parse import unquote, unquote_plus
 
+from relaybox.core.scrub import conceal
 from relaybox.errors import ConfigError, UnknownSetting, shorten
 
 Duration: TypeAlias = str | int | float | timedelta
@@ -90,6 +91,10 @@ class Table(Mapping[str, Any]):
         return f"Table({', '.join(self._values)})"
 
 
+UNTIL = "until:"
+"""Begins the expiry date of the secret before it, where a setting holds several."""
+
+
 class Secret:
     """A value, ``env:NAME`` or ``file:PATH``, read only when used and never shown.
 
@@ -109,9 +114,11 @@ class Secret:
         elif kind == "file":
             value, fix = _read_secret(Path(name)), f"write the secret into {name}"
         else:
-            return self._source
+            value, fix = self._source, ""
         if not value:
             raise ConfigError(f"{self._source} is missing or empty; {fix}")
+        if "://" not in value:
+            conceal(value)
         return value
 
     def reveal_for(self, setting: str, env: Mapping[str, str] | None = None) -> str:
@@ -400,6 +407,19 @@ def parse_secret(value: str | Secret, setting: str) -> Secret:
     # A caller who passes an engine as the database needs to read that a URL is expected.
     what = "a URL such as postgresql://user@host/db" if setting.startswith("database") else "a value"
     raise ConfigError(f"{setting} is {seen}; write {what}, env:NAME or file:PATH")
+
+
+def key_lengths(secret: str) -> list[int]:
+    """Return the number of bytes of each symmetric key in a secret that signs."""
+    lengths = []
+    for word in secret.split():
+        prefix, _, encoded = word.partition("_")
+        if prefix == "whsec":
+            # Each character stands for six bits.
+            lengths.append(len(encoded.rstrip("=")) * 6 // 8)
+        elif prefix not in ("whsk", "whpk") and not word.startswith(UNTIL):
+            lengths.append(len(word.encode("utf-8", "surrogatepass")))
+    return lengths
 
 
 def reveal_database(value: Any, env: Mapping[str, str], setting: str = "database") -> str:

@@ -20,11 +20,13 @@ from relaybox.core.routing import UNROUTED, Routes, resolve
 from relaybox.core.settings import Destination, Settings, needs_postgresql
 from relaybox.core.text import id_field, text_field
 from relaybox.database.dialects import Dialect
-from relaybox.errors import EmitError, InvalidField, PayloadError, did_you_mean
+from relaybox.errors import EmitError, InvalidField, PayloadError, did_you_mean, shorten
 from relaybox.wire.codec import Limits, encode_headers, encode_payload
 from relaybox.wire.tracing import current
 
 DEFAULT_MAX_ATTEMPTS = 5
+RESERVED = "relaybox-"
+"""How the names of headers begin that decide what a relay does with a delivery."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -41,6 +43,12 @@ class Call(msgspec.Struct, frozen=True):
     max_attempts: int | None = None
     deliver_at: datetime | None = None
     destinations: Sequence[str] | None = None
+
+
+class MarkedCall(Call, frozen=True):
+    """A call of Relaybox itself: ``marks`` are headers that callers of ``emit`` may not give."""
+
+    marks: Mapping[str, str] = {}
 
 
 Calls: TypeAlias = Iterable[Call | Mapping[str, Any]]
@@ -189,16 +197,25 @@ def _offset(value: datetime) -> timedelta | None:
 
 def _headers(call: Call, limits: Limits) -> str:
     context = current()
-    if call.headers is None and call.tenant is None and not context:
+    marks = call.marks if isinstance(call, MarkedCall) else {}
+    if call.headers is None and call.tenant is None and not context and not marks:
         return "{}"
     try:
         headers = dict(call.headers) if isinstance(call.headers, Mapping) else call.headers or {}
     except Exception as error:
         raise PayloadError("headers", f"{type(error).__name__} while they were read; give a dict") from error
-    if call.tenant is not None and isinstance(headers, dict):
-        headers["tenant"] = text_field("tenant", call.tenant, 255)
-    if context and isinstance(headers, dict) and "traceparent" not in headers:
-        headers = {**context, **headers}
+    if isinstance(headers, dict):
+        for name in headers:
+            if isinstance(name, str) and name.lower().startswith(RESERVED):
+                problem = (
+                    f"the name {shorten(name)} is refused: {RESERVED}* are Relaybox's own; use another name"
+                )
+                raise PayloadError("headers", problem)
+        if call.tenant is not None:
+            headers["tenant"] = text_field("tenant", call.tenant, 255)
+        if context and "traceparent" not in headers:
+            headers = {**context, **headers}
+        headers.update(marks)
     return encode_headers(headers, limits)
 
 

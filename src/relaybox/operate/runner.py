@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Coroutine
 from typing import Any, Protocol, Self, TypeVar
 from uuid import UUID
 
+from relaybox.core.scrub import scrub
 from relaybox.errors import RelayboxError, StoreError
 from relaybox.relay.process import died
 from relaybox.stores.journal import STALLED, OperationState
@@ -81,7 +82,7 @@ class Runner:
             self.end_as("cancelled", self._interrupted)
         elif error is not None:
             known = isinstance(error, RelayboxError)
-            self.end_as("failed", str(error) if known else f"{type(error).__name__}: {error}")
+            self.end_as("failed", scrub(str(error) if known else f"{type(error).__name__}: {error}"))
         await to_its_end(self._finish(), PATIENCE)
 
     def stop(self, reason: RelayboxError) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 from relaybox.core.clock import Clock
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Interrupted, Released
+from relaybox.core.scrub import scrub
 from relaybox.relay.batch import Batch
 from relaybox.relay.breaker import Outage
 from relaybox.relay.crashpoint import reached
@@ -39,6 +40,8 @@ class Answers:
             self._leave_rest(batch, delivery)
         if position not in batch.unsettled:
             return
+        if type(answer) is not Delivered:
+            _scrub(answer)
         # An interrupted function says nothing about the destination.
         if not isinstance(answer, Released | Interrupted):
             batch.tried = True
@@ -58,6 +61,13 @@ class Answers:
                 batch.answered.discard(other.position)
             else:
                 self._settler.add_unsent(batch, other, Released())
+
+
+def _scrub(answer: Answer) -> None:
+    """Hide secrets in the reason, which is stored, logged, traced and shown."""
+    reason = getattr(answer, "reason", None)
+    if isinstance(reason, str) and (hidden := scrub(reason)) != reason:
+        answer.reason, answer.args = hidden, (hidden,)  # type: ignore[union-attr]
 
 
 class Sending:

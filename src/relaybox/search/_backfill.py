@@ -20,7 +20,7 @@ from relaybox.core.settings import Destination
 from relaybox.database.dialects import Dialect
 from relaybox.database.statements.delivery import Statements
 from relaybox.database.steps import Steps
-from relaybox.emit.row import Call, RowBuilder
+from relaybox.emit.row import Call, MarkedCall, RowBuilder
 from relaybox.errors import ConfigError, EmitError, NoTables, PayloadError, StoreError
 from relaybox.operate.pace import LOOK, Pace, never
 from relaybox.operate.runner import Runner
@@ -79,12 +79,12 @@ async def abackfill(
     if batch < 1:
         raise ConfigError(f"batch = {batch}: use 1 or more")
     pace = Pace(rate, stop)
-    headers = {MARK: "true"} if index is None else {MARK: "true", INDEX_HEADER: index}
+    marks = {MARK: "true"} if index is None else {MARK: "true", INDEX_HEADER: index}
     async with open_rows(outbox, source) as rows:
         check_target(target, rows.event_type)
         async with open_records(outbox, actor) as records:
             checkpoint = Checkpoint(records.store, destination, name_of(source, rows), index, actor)
-            events = _Events(outbox, rows, target, headers, checkpoint.dialect)
+            events = _Events(outbox, rows, target, marks, checkpoint.dialect)
             if dry_run:
                 earlier = await checkpoint.run(checkpoint.earlier, persist=True)
                 return await _rehearse(events, earlier if resume else None, batch)
@@ -115,18 +115,18 @@ class _Events:
     """Makes the events of a source's documents for one destination."""
 
     def __init__(
-        self, outbox: Outbox, rows: Rows, target: Destination, headers: Mapping[str, str], dialect: Dialect
+        self, outbox: Outbox, rows: Rows, target: Destination, marks: Mapping[str, str], dialect: Dialect
     ) -> None:
         self.rows = rows
         self.target = target
         self._builder = RowBuilder(outbox.settings)
-        self._headers = headers
+        self._marks = marks
         self._dialect = dialect
 
     def call(self, item: Item) -> Call:
         """Return the event of a document."""
         types = self.rows.aggregate_type, item.id, self.rows.event_type
-        return Call(*types, item.payload, headers=self._headers, destinations=[self.target.name])
+        return MarkedCall(*types, item.payload, marks=self._marks, destinations=[self.target.name])
 
     def problem(self, item: Item) -> str | None:
         """Return why a document cannot become an event, or None."""

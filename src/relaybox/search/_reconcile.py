@@ -20,7 +20,7 @@ from uuid import UUID
 import msgspec
 
 from relaybox.core.event_loop import run
-from relaybox.emit.row import Call
+from relaybox.emit.row import Call, MarkedCall
 from relaybox.errors import ConfigError
 from relaybox.operate.admin import Progress, Stop, no_progress
 from relaybox.operate.pace import Pace, never
@@ -73,8 +73,8 @@ async def areconcile(
     pace = Pace(rate, stop)
     async with open_workspace(outbox, destination, source, index, actor) as workspace:
         emits = repair and not dry_run
-        headers = {INDEX_HEADER: index} if index else {}
-        comparison = Comparison(workspace, pace if emits else None, headers, examples, progress, stop)
+        marks = {INDEX_HEADER: index} if index else {}
+        comparison = Comparison(workspace, pace if emits else None, marks, examples, progress, stop)
         own, engine = workspace.index, workspace.engine
         with translated_errors(engine):
             if own not in await engine.present([own]):
@@ -99,20 +99,20 @@ class _OutboxState:
 
 
 class Comparison:
-    """One pass over a database and an index; with a ``pace`` it repairs by events with these ``headers``."""
+    """One pass over a database and an index; with a ``pace`` it repairs by events with these ``marks``."""
 
     def __init__(
         self,
         workspace: Workspace,
         pace: Pace | None,
-        headers: Mapping[str, str],
+        marks: Mapping[str, str],
         examples: int,
         progress: Progress,
         stop: Stop,
     ) -> None:
         self._workspace = workspace
         self._pace = pace
-        self._headers = headers
+        self._marks = marks
         self._examples = examples
         self._progress = progress
         self._stop = stop
@@ -263,8 +263,10 @@ class Comparison:
             workspace.check_deletes()
         there = [(item.id, rows.event_type, item.payload) for item in found]
         gone = [(id_, workspace.deleted_type, {"id": id_}) for id_ in missing]
-        headers, to = {**REPAIR, **self._headers}, (workspace.destination.name,)
-        return [Call(rows.aggregate_type, *one, headers=headers, destinations=to) for one in (*there, *gone)]
+        marks, to = {**REPAIR, **self._marks}, (workspace.destination.name,)
+        return [
+            MarkedCall(rows.aggregate_type, *one, marks=marks, destinations=to) for one in (*there, *gone)
+        ]
 
 
 def _same(one: Wanted, other: Wanted) -> bool:

@@ -239,15 +239,13 @@ class Build:
         await watch.check_failed()
 
     async def _settle_differences(self, watch: BuildWatch) -> None:
-        headers = {INDEX_HEADER: self._building.index}
+        marks = {INDEX_HEADER: self._building.index}
         give_up = time.monotonic() + self._patience
         rounds = 0
         while True:
             self._tell(f"comparing {self._building.index} with the database")
             try:
-                result = await Comparison(
-                    self._building, self._pace, headers, NAMED, no_progress, never
-                ).run()
+                result = await Comparison(self._building, self._pace, marks, NAMED, no_progress, never).run()
             except (*TROUBLE, StoreError):
                 # The engine or the database may be back in a moment.
                 if time.monotonic() > give_up:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
@@ -23,7 +23,8 @@ from yarl import URL
 from relaybox.core.outcome import Reject, Retry, Unavailable, Unreachable
 from relaybox.sinks.deadline import no_answer
 from relaybox.sinks.http.address import shown
-from relaybox.sinks.http.sink import not_connected
+from relaybox.sinks.http.limits import AnswerTooLong, limit_answers
+from relaybox.sinks.http.sink import not_connected, said_before_quote
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import being_cancelled, clean
 
@@ -71,7 +72,7 @@ class Reply(NamedTuple):
 class Client:
     """A client for the hosts of one engine; it connects on the first request.
 
-    ``bases`` are like ``http://host:7700``; ``timeout`` includes the answer; messages never show ``secrets``.
+    ``bases`` are like ``http://host:7700``; ``timeout`` includes the answer.
     A subclass for an engine overrides ``failed`` with what it knows of the engine's errors.
     """
 
@@ -81,13 +82,11 @@ class Client:
         *,
         timeout: float,
         headers: Mapping[str, str] | None = None,
-        secrets: Iterable[str] = (),
         ssl: SSLContext | None = None,
     ) -> None:
         self.bases = tuple(bases)
         self.where = ",".join(map(_where, self.bases))
         self.timeout = timeout
-        self.secrets = tuple(secret for secret in secrets if secret)
         self._headers = {"User-Agent": f"relaybox/{version('relaybox')}", **(headers or {})}
         self._ssl = ssl
         self._session: aiohttp.ClientSession | None = None
@@ -132,7 +131,7 @@ class Client:
     def reason(self, reply: Reply) -> str:
         """Return ``host:port: 503 Service Unavailable: engine's message`` on one line, without secrets."""
         status = f"{reply.status} {phrase_of(reply.status)}".strip()
-        said = clean(_message(reply.body), self.secrets)
+        said = clean(_message(reply.body))
         text = f"{reply.where}: {status}: {said}" if said else f"{reply.where}: {status}"
         if reply.status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN):
             return f"{text}; see whether the destination's auth is a key that may do this"
@@ -192,8 +191,10 @@ class Client:
         if self._session is None or self._loop is not loop:
             # The connections of another loop ended with it.
             self._loop = loop
+            connector = aiohttp.TCPConnector(ssl=self._ssl or True)
+            limit_answers(connector, size=LARGEST_ANSWER)
             self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(ssl=self._ssl or True),
+                connector=connector,
                 cookie_jar=aiohttp.DummyCookieJar(),
                 timeout=aiohttp.ClientTimeout(total=None),
                 trace_configs=[_watching_reuse()],
@@ -208,10 +209,13 @@ class Client:
                 return no_answer(where, self.timeout)
             case aiohttp.ClientConnectorError():
                 return not_connected(error, where)
+            case AnswerTooLong():
+                return Unavailable(f"{where} sends an answer without end: {error}")
             case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | OSError():
                 return Unavailable(f"{where} closed the connection before its answer was complete")
-        said = clean(str(error), self.secrets)
-        return Unavailable(f"the request to {where} failed: {type(error).__name__}: {said}")
+            case aiohttp.ClientResponseError():
+                return Unavailable(f"{where} does not answer in HTTP: {said_before_quote(error.message)}")
+        return Unavailable(f"the request to {where} failed: {type(error).__name__}: {clean(str(error))}")
 
 
 async def _read(response: aiohttp.ClientResponse, where: str) -> bytes:

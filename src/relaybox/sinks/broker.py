@@ -6,6 +6,7 @@ import asyncio
 import re
 import socket
 import ssl
+from base64 import b64encode
 from collections.abc import Callable, Coroutine, Mapping
 from string import Formatter
 from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
@@ -16,6 +17,7 @@ from msgspec import DecodeError, defstruct, json, to_builtins
 from relaybox.core.event import Delivery
 from relaybox.core.ordering import fitting
 from relaybox.core.outcome import Reject, Unreachable
+from relaybox.core.scrub import conceal
 from relaybox.core.settings import Destination, Secret
 from relaybox.core.values import Parse, either, mask_url, parse_count, wrong
 from relaybox.errors import ConfigError, UnknownSetting, did_you_mean
@@ -50,11 +52,6 @@ class Address(NamedTuple):
         """Return the hosts, for messages."""
         return ", ".join(f"{host}:{port}" for host, port in self.hosts)
 
-    @property
-    def secrets(self) -> tuple[str, ...]:
-        """Return the strings that no message may show."""
-        return (self.password,) if self.password else ()
-
 
 def parse_address(
     destination: Destination,
@@ -87,6 +84,8 @@ def parse_address(
         unquote(match[2].removeprefix("/")),
         _options(destination, _given(destination, match[3] or "", setting), options),
     )
+    if address.password is not None:
+        conceal(address.password, b64encode(f"{address.user or ''}:{address.password}".encode()).decode())
     if one_host and len(hosts) > 1:
         raise ConfigError(f"{setting} = {mask_url(destination.sink)!r} names more than one host; keep one")
     return address
@@ -313,9 +312,9 @@ def unreachable(error: Exception, where: str, reason: str) -> Unreachable:
     return Unreachable(f"cannot connect to {where}: {reason}")
 
 
-def explain(error: BaseException, address: Address) -> str:
+def explain(error: BaseException) -> str:
     """Return a client library's error as the reason of an answer: one line, without secrets."""
-    shown = clean(str(error), address.secrets)
+    shown = clean(str(error))
     return f"{type(error).__name__}: {shown}" if shown else type(error).__name__
 
 

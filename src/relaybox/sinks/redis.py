@@ -193,9 +193,7 @@ class RedisSink(InBatches):
             writer.transport.abort()
 
     def _refused(self, error: exceptions.ResponseError, command: Command) -> Answer:
-        reason = (
-            f"{self._where} refuses it for the stream {command.stream!r}: {explain(error, self._address)}"
-        )
+        reason = f"{self._where} refuses it for the stream {command.stream!r}: {explain(error)}"
         if isinstance(error, exceptions.OutOfMemoryError):
             return Throttled(reason)
         if isinstance(error, _SERVERS_TROUBLE) or str(error).startswith(_CODES_OF_TROUBLE):
@@ -203,7 +201,7 @@ class RedisSink(InBatches):
         return Retry(reason)
 
     def _explained(self, error: Exception, *, connecting: bool = False) -> Unavailable:
-        reason = explain(error, self._address)
+        reason = explain(error)
         match error:
             case Unavailable():
                 return error

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence, Sized
+from collections.abc import Awaitable, Callable, Coroutine, Sequence, Sized
 from typing import Any, Protocol, TypeAlias, TypeVar
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Reject, Released, Retry, Unavailable
+from relaybox.core.scrub import scrub
 from relaybox.errors import PayloadError
 
 T = TypeVar("T")
@@ -248,7 +249,7 @@ def answer_of(error: Exception) -> Answer:
             error.__traceback__ = error.__context__ = error.__cause__ = None
             return error
         case PayloadError():
-            return Reject(str(error))
+            return Reject(scrub(str(error)))
     return Retry(describe(error))
 
 
@@ -323,7 +324,7 @@ def describe(error: BaseException) -> str:
     """Return an error as the reason of an answer, such as ``SystemExit: 3``."""
     name = type(error).__name__
     try:
-        text = str(error)
+        text = scrub(str(error))
     except Exception:
         # The ``__str__`` of an application's exception may fail too.
         return name
@@ -333,10 +334,9 @@ def describe(error: BaseException) -> str:
 _SHOWN = 200
 
 
-def clean(text: str, secrets: Iterable[str]) -> str:
+def clean(text: str) -> str:
     """Return the beginning of a foreign text as one line, without control characters or secrets."""
-    for secret in secrets:
-        text = text.replace(secret, "***")
+    text = scrub(text)
     # White space is folded below, so take more characters than are shown.
     printable = "".join(c if c.isprintable() else " " for c in text[: 4 * _SHOWN])
     line = " ".join(printable.split())

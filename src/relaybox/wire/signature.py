@@ -8,11 +8,14 @@ signature per secret, separated by spaces, so a secret can be replaced while rec
 from __future__ import annotations
 
 import hmac
+import math
 import re
 from base64 import b64decode, b64encode
 from collections.abc import Callable, Iterable, Mapping
+from datetime import UTC, datetime, timedelta
 from typing import Any, NamedTuple
 
+from relaybox.core.values import UNTIL
 from relaybox.errors import ConfigError, MissingExtra
 
 ID = "webhook-id"
@@ -29,21 +32,40 @@ class Key(NamedTuple):
     version: str
     sign: Callable[[bytes], bytes] | None
     check: Callable[[bytes, bytes], bool]
+    until: float = math.inf
+    """Seconds since 1970 from which it neither signs nor verifies."""
 
 
 def parse_keys(secrets: str | Iterable[str]) -> tuple[Key, ...]:
-    """Parse secrets: a list, or text separated by spaces. Raise ``ConfigError`` without showing any."""
+    """Parse secrets: a list, or text separated by spaces. Raise ``ConfigError`` without showing any.
+
+    ``until:2026-12-31`` behind a secret is the last day, in UTC, on which it signs and verifies.
+    """
     texts = secrets.split() if isinstance(secrets, str) else [text.strip() for text in secrets]
     if not texts or not all(texts):
         raise ConfigError("the secret is empty; write at least one")
-    return tuple(_parse_key(text) for text in texts)
+    keys: list[Key] = []
+    for text in texts:
+        if not text.startswith(UNTIL):
+            keys.append(_parse_key(text))
+        elif keys and keys[-1].until == math.inf:
+            keys[-1] = keys[-1]._replace(until=_end_of(text.removeprefix(UNTIL)))
+        else:
+            raise ConfigError(f"{UNTIL} stands behind no secret; write it behind the one that expires")
+    if all(key.until < math.inf for key in keys):
+        raise ConfigError(f"every secret expires; write one without {UNTIL}, which takes over")
+    return tuple(keys)
 
 
 def sign(keys: Iterable[Key], message_id: str, timestamp: int, body: bytes) -> str:
     """Return the value of ``webhook-signature``: one signature for each key."""
     message = _message(message_id, str(timestamp), body)
     return " ".join(
-        [f"{key.version},{b64encode(key.sign(message)).decode()}" for key in keys if key.sign is not None]
+        [
+            f"{key.version},{b64encode(key.sign(message)).decode()}"
+            for key in keys
+            if key.sign and timestamp < key.until
+        ]
     )
 
 
@@ -63,7 +85,8 @@ def verify(
     keys = parse_keys(secrets)
     found = {_text(name).lower(): _text(value).strip() for name, value in headers.items()}
     message_id, timestamp, signatures = (found.get(name, "") for name in (ID, TIMESTAMP, SIGNATURE))
-    if not message_id or not is_recent(timestamp, tolerance, now):
+    # With a full stop in it, the id could hold the timestamp of another message.
+    if not message_id or "." in message_id or not is_recent(timestamp, tolerance, now):
         return False
     content = body.encode("utf-8", "surrogatepass") if isinstance(body, str) else bytes(body)
     message = _message(message_id, timestamp, content)
@@ -71,7 +94,7 @@ def verify(
     for version, signature in _split(signatures):
         for key in keys:
             # No early return: the time taken must not reveal which one matched.
-            matched |= version == key.version and key.check(message, signature)
+            matched |= version == key.version and now < key.until and key.check(message, signature)
     return matched
 
 
@@ -101,6 +124,14 @@ def _split(signatures: str) -> list[tuple[str, bytes]]:
         except ValueError:
             continue
     return found
+
+
+def _end_of(day: str) -> float:
+    try:
+        last = datetime.strptime(day, "%Y-%m-%d").replace(tzinfo=UTC)
+        return (last + timedelta(days=1)).timestamp()
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{UNTIL} is not followed by a date; write {UNTIL}2026-12-31") from None
 
 
 def _parse_key(text: str) -> Key:

@@ -77,6 +77,8 @@ REFUSALS = {
     "attempts that are no number": option(InvalidField, "max_attempts", max_attempts=True),
     "headers that are no mapping": option(PayloadError, "headers", headers=["x"]),
     "headers that are no mapping, and a tenant": option(PayloadError, "headers", headers=["x"], tenant="t"),
+    "a mark of ours": option(PayloadError, "relaybox-\\*", headers={"relaybox-shadow": True}),
+    "a mark in other letters": option(PayloadError, "'Relaybox-Index'", headers={"Relaybox-Index": "x"}),
     "bad header": option(PayloadError, r"headers\.a", headers={"a": float("nan")}),
     "no tenant where ordered by it": option(InvalidField, "tenant", destinations=["by_tenant"]),
     "long tenant": option(InvalidField, "at most 255", tenant="x" * 256),

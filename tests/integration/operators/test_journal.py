@@ -185,7 +185,7 @@ async def test_dead_letters_are_listed_with_their_origin_and_reason(outbox: Oper
     claim = await outbox.claim("mail")
     settlements = [Settlement(one, Failed(f"no {n}")) for n, one in enumerate(claim.deliveries)]
     await outbox.store.settle(settlements, dead_letter=DeadLetter("web", 5, ordered=False))
-    outbox.emit("web", headers={"relaybox-dead-letter-from": 7})
+    outbox.emit("web", marks={"relaybox-dead-letter-from": 7})
     await outbox.settle("web", Failed("gone"), limit=1)
     found = await admin.dead_letters()
     seen = [(row.origin, row.reason) for row in found.rows]

@@ -18,6 +18,7 @@ from uuid import UUID
 from relaybox.core.commands import command
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Delivered, Failed, Retried
+from relaybox.core.scrub import scrub
 from relaybox.core.text import printable, span
 from relaybox.errors import StoreError
 from relaybox.operate.observers.count import Count, Holds, Window
@@ -296,5 +297,5 @@ class Spell:
 
 def one_line(text: str) -> str:
     """Return outside text as one printable line of limited length."""
-    line = " ".join(printable(text[: 2 * _LONGEST], " ").split())
+    line = " ".join(printable(scrub(text)[: 2 * _LONGEST], " ").split())
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"

@@ -142,7 +142,6 @@ class Hosts(Client):
             (*application.writing, *application.reading),
             timeout=timeout,
             headers={"X-Algolia-Application-Id": application.id, "X-Algolia-API-Key": application.key},
-            secrets=(application.key,),
             ssl=application.ssl,
         )
         self.where = application.where
@@ -213,7 +212,7 @@ class Hosts(Client):
         if reply.status == 429:
             return Throttled(self.reason(reply), after=reply.after)
         if over_quota(reply):
-            said = clean(said_in(reply), self.secrets)
+            said = clean(said_in(reply))
             # Throttled, because deletes still work and an event that waits for space has not failed.
             return Throttled(f"{reply.where}: {reply.status}: {said}", after=reply.after)
         if reply.status in (400, 402) or reply.status >= 500:

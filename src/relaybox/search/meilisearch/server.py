@@ -141,7 +141,7 @@ class Tasks:
         return None
 
     def _reported(self, error: Error, what: str) -> str:
-        return f"{self._client.where}: {what}: {clean(error.message, self._client.secrets)} ({error.code})"
+        return f"{self._client.where}: {what}: {clean(error.message)} ({error.code})"
 
     async def close(self) -> None:
         """Stop polling, and fail what is still awaited."""
@@ -234,7 +234,7 @@ class Server(Client):
 
     def __init__(self, base: str, *, key: str | None, **options: Any) -> None:
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        super().__init__([base], headers=headers, secrets=(key,) if key else (), **options)
+        super().__init__([base], headers=headers, **options)
         self.tasks = Tasks(self)
 
     def end(self) -> float:

@@ -171,12 +171,12 @@ def results_of(reply: Reply, count: int) -> Sequence[Result]:
     return results
 
 
-def answer_to(result: Result, where: str, secrets: Sequence[str]) -> Answer:
+def answer_to(result: Result, where: str) -> Answer:
     """Return the answer for one change; deleting a missing document is not an error."""
     error = result.error
     if error is None or error.type == "version_conflict_engine_exception":
         return DELIVERED
-    reason = f"{where} refuses it: {result.status}: {clean(_reported(error), secrets)}"
+    reason = f"{where} refuses it: {result.status}: {clean(_reported(error))}"
     # Servers compatible with Elasticsearch prefix some names with "es_".
     kind = error.type.removeprefix("es_").removeprefix("open_search_")
     if kind in _TROUBLE or "no write index" in (error.reason or ""):

@@ -73,12 +73,10 @@ class OpenSearchEngine:
         encrypted = any(options.get(name) for name in ("tls", *TLS_OPTIONS))
         scheme = "https" if encrypted else "http"
         headers = _login(address, destination)
-        secrets = (*address.secrets, *(login.removeprefix("Basic ") for login in headers.values()))
         self._cluster = Cluster(
             [f"{scheme}://{netloc}" for netloc in address.netlocs],
             timeout=destination.timeout,
             headers=headers,
-            secrets=secrets,
             ssl=tls_context(options, destination) if encrypted else None,
         )
         self._refresh: bool = options.get("refresh", False)
@@ -185,7 +183,7 @@ class OpenSearchEngine:
             answer = await self._cluster.json("POST", f"/{path_of(index)}/_mget", {"ids": some})
             for document in answer["docs"]:
                 if "error" in document:
-                    said = clean(str(document["error"]), self._cluster.secrets)
+                    said = clean(str(document["error"]))
                     raise Unavailable(f"{self.where}: {said}")
                 if document["found"]:
                     found[document["_id"]] = document["_source"]
@@ -240,10 +238,7 @@ class OpenSearchEngine:
         if any(result.status == HTTPStatus.NOT_FOUND and result.error is not None for result in done):
             # The alias is gone; the next look tells what the name is now.
             self._cluster.aliases.discard(index)
-        return {
-            write.at: answer_to(result, reply.where, self._cluster.secrets)
-            for write, result in zip(part, done, strict=True)
-        }
+        return {write.at: answer_to(result, reply.where) for write, result in zip(part, done, strict=True)}
 
     async def _clear(self, live: str) -> None:
         """Delete replaced indexes, once the searches in them are done."""

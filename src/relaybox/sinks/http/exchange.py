@@ -16,6 +16,12 @@ from aiohttp.http import RawResponseMessage
 from aiohttp.streams import StreamReader
 from yarl import URL
 
+from relaybox.sinks.http.limits import limit_answers
+
+_SIZE = 16_384
+"""Bytes of an answer with its headers; receivers of events have little to say."""
+_READS = 32
+"""Pieces of an answer: each wakes the event loop, also one of a single byte."""
 # Many servers close an idle connection after 5 s; a request sent at that moment is lost.
 _KEEPALIVE = 4.0
 _UNLIMITED = ClientTimeout(total=None, sock_connect=None)
@@ -28,6 +34,7 @@ class Exchange:
 
     def __init__(self, url: URL, resolver: AbstractResolver, *, limit: int) -> None:
         self._connector = TCPConnector(limit=limit, keepalive_timeout=_KEEPALIVE, resolver=resolver)
+        limit_answers(self._connector, size=_SIZE, reads=_READS)
         # The connector needs a request to know where to connect. This one is never sent.
         self._place = ClientRequest("POST", url, loop=asyncio.get_running_loop())
         host = self._place.headers["Host"]
@@ -52,10 +59,7 @@ class Exchange:
             transport.write(body)
         else:
             transport.write(b"".join((self._opening, headers, body)))
-        while True:
-            message, content = await protocol.read()
-            if message.code // 100 != 1 or message.code == 101:
-                return message, content
+        return await protocol.read()
 
     async def close(self) -> None:
         """Close all connections, including those in use."""

@@ -12,7 +12,7 @@ import os
 import re
 import time
 from base64 import b64encode
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from http import HTTPStatus
 from importlib.metadata import version
@@ -25,6 +25,7 @@ from yarl import URL
 
 from relaybox.core.event import Delivery
 from relaybox.core.outcome import Retry, Unavailable, Unreachable
+from relaybox.core.scrub import conceal
 from relaybox.core.settings import Destination
 from relaybox.core.values import mask_url
 from relaybox.errors import ConfigError
@@ -32,12 +33,13 @@ from relaybox.sinks.broker import reveal
 from relaybox.sinks.deadline import Deadline, no_answer
 from relaybox.sinks.http.address import Guard, Lookup, Resolver, shown
 from relaybox.sinks.http.exchange import Exchange, release
+from relaybox.sinks.http.limits import AnswerTooLong
 from relaybox.sinks.http.status import classify, phrase_of, retry_after
 from relaybox.sinks.sink import OneByOne, being_cancelled, clean
 from relaybox.wire.envelope import packer
 from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, Key, parse_keys, sign
 
-_ANSWER_LIMIT = 65_536
+_EXCERPT = 4096
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
 
 
@@ -46,8 +48,6 @@ class Credentials(NamedTuple):
 
     keys: tuple[Key, ...]
     headers: dict[str, str]
-    texts: tuple[str, ...]
-    """The texts that no message may show, although a receiver may echo them."""
 
 
 class HttpSink(OneByOne):
@@ -136,13 +136,11 @@ class HttpSink(OneByOne):
         return self._exchange
 
     async def _fail(self, answer: Answered) -> None:
-        # Do this before the secrets are read again: the receiver may echo those it was sent.
-        reason = answer.reason(self._credentials.texts)
         if answer.status == HTTPStatus.UNAUTHORIZED:
             # The file may be in the middle of being replaced: keep the old secrets then.
             with suppress(ConfigError):
                 self._credentials = await asyncio.to_thread(read_credentials, self._destination, self._given)
-        raise classify(answer.status, reason, retry_after(answer.retry_after, self._now()))
+        raise classify(answer.status, answer.reason(), retry_after(answer.retry_after, self._now()))
 
 
 class Answered:
@@ -156,22 +154,23 @@ class Answered:
         self._body = b""
 
     async def read(self, content: StreamReader) -> None:
-        """Read the body up to a limit; a connection with more data is not used again."""
-        while len(self._body) < _ANSWER_LIMIT:
-            chunk = await content.read(_ANSWER_LIMIT - len(self._body))
+        """Read the part that is shown, and wait for the rest, so that the connection can be used again."""
+        while self.status // 100 != 2 and len(self._body) < _EXCERPT:
+            chunk = await content.read(_EXCERPT - len(self._body))
             if not chunk:
                 return
             self._body += chunk
-            if content.at_eof():
-                return
+        if (error := content.exception()) is not None:
+            raise error
+        await content.wait_eof()
 
-    def reason(self, secrets: Iterable[str]) -> str:
+    def reason(self) -> str:
         """Return ``503 Service Unavailable: the beginning of the body``, without secrets."""
         text = self._body.decode("utf-8", "replace") if self._readable else ""
-        status = clean(f"{self.status} {self._phrase}", secrets)
+        status = clean(f"{self.status} {self._phrase}")
         if self.status // 100 == 3:
             return f"{status}: redirects are not followed; write the new address into the sink's URL"
-        excerpt = clean(text, secrets)
+        excerpt = clean(text)
         return f"{status}: {excerpt}" if excerpt else status
 
 
@@ -189,11 +188,18 @@ def _explained(error: BaseException, url: URL, timeout: float) -> Retry | Unavai
             return no_answer(where, timeout)
         case aiohttp.ClientConnectorError():
             return not_connected(error, where)
+        case AnswerTooLong():
+            return Unavailable(f"{where} sends an answer without end: {error}")
         case HttpProcessingError():
-            return Retry(f"{where} does not answer in HTTP: {clean(error.message, ())}")
+            return Retry(f"{where} does not answer in HTTP: {said_before_quote(error.message)}")
         case aiohttp.ServerDisconnectedError() | aiohttp.ClientPayloadError() | aiohttp.ClientOSError():
             return Retry(f"{where} closed the connection before its answer was complete")
     return Retry(f"the request to {where} failed: {type(error).__name__}")
+
+
+def said_before_quote(message: str) -> str:
+    """Return what aiohttp says of an answer, without the part of the answer that it quotes and cuts."""
+    return clean(message.partition(":")[0])
 
 
 def not_connected(error: aiohttp.ClientError, where: str) -> Unreachable:
@@ -213,7 +219,7 @@ def _cause(error: BaseException) -> str:
     if text.startswith("Connect call failed") and number:
         # asyncio's text only repeats the address; the errno says what happened.
         text = os.strerror(number)
-    return clean(text, ())
+    return clean(text)
 
 
 def parse_url(destination: Destination) -> URL:
@@ -244,17 +250,10 @@ def read_credentials(destination: Destination, url: URL) -> Credentials:
     elif url.raw_user is not None:
         pair = f"{url.user or ''}:{url.password or ''}"
         headers["authorization"] = f"Basic {b64encode(pair.encode()).decode()}"
-    texts = _texts(signing, token, headers.get("authorization", ""), url)
-    return Credentials(_keys(destination, signing), headers, texts)
-
-
-def _texts(signing: str, token: str, authorization: str, url: URL) -> tuple[str, ...]:
-    secrets = signing.split()
-    texts = [*secrets, *(secret.partition("_")[2] for secret in secrets)]
-    texts += [token, authorization.partition(" ")[2], url.password or "", url.raw_password or ""]
-    texts += [url.raw_query_string, url.query_string, *url.query.values()]
-    # Longest first, so that no part of a secret is left. Very short ones would hide half of every message.
-    return tuple(sorted({text for text in texts if len(text) > 3}, key=len, reverse=True))
+    # A receiver may echo what it was sent.
+    conceal(headers.get("authorization", "").partition(" ")[2], url.password or "")
+    conceal(url.raw_query_string, url.query_string, *url.query.values())
+    return Credentials(_keys(destination, signing), headers)
 
 
 def _keys(destination: Destination, secret: str) -> tuple[Key, ...]:

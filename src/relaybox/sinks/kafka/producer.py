@@ -71,7 +71,6 @@ class Brokers:
         self.where = ",".join(address.netlocs)
         self.worked = False
         """True if a broker has ever answered."""
-        self._address = address
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -110,14 +109,14 @@ class Brokers:
 
     def stopped(self, error: KafkaError) -> Unavailable:
         """Return the answer of a producer that stopped with a fatal error."""
-        return Unavailable(f"the producer of {self.where} gave up: {text_of(error, self._address)}")
+        return Unavailable(f"the producer of {self.where} gave up: {text_of(error)}")
 
     def late(self, error: KafkaError | None = None) -> Unavailable:
         """Return the answer of a message that was not answered in time."""
         if self._down():
             return self._away()
         last = self._trouble or error
-        more = "" if last is None else f": {text_of(last, self._address)}"
+        more = "" if last is None else f": {text_of(last)}"
         return Unavailable(f"no answer from {self.where} within {self._timeout:g}s{more}")
 
     def _down(self) -> bool:
@@ -128,7 +127,7 @@ class Brokers:
         if self._trouble is None:
             return Unreachable(f"no broker of {self.where} is there")
         kind = Unavailable if self._trouble.code() in REFUSED else Unreachable
-        return kind(f"no broker of {self.where} is there: {text_of(self._trouble, self._address)}")
+        return kind(f"no broker of {self.where} is there: {text_of(self._trouble)}")
 
 
 def is_fatal(error: KafkaError) -> bool:
@@ -136,14 +135,14 @@ def is_fatal(error: KafkaError) -> bool:
     return error.fatal() or error.code() == KafkaError._FATAL
 
 
-def text_of(error: KafkaError, address: Address) -> str:
+def text_of(error: KafkaError) -> str:
     """Return librdkafka's text as one line without secrets."""
-    return clean(error.str(), address.secrets) or str(error.name())
+    return clean(error.str()) or str(error.name())
 
 
-def classify(error: KafkaError, topic: str, address: Address) -> Retry | Reject | Unavailable:
+def classify(error: KafkaError, topic: str) -> Retry | Reject | Unavailable:
     """Return the answer to a delivery that failed with this error."""
-    code, why = error.code(), f"topic {topic!r}: {text_of(error, address)}"
+    code, why = error.code(), f"topic {topic!r}: {text_of(error)}"
     if code in TOO_LARGE:
         return Reject(f"{why}: the message is over max.message.bytes of the topic, or of the broker")
     if code in OF_A_BATCH or code == KafkaError.TOPIC_EXCEPTION:
@@ -189,7 +188,6 @@ class KafkaProducer:
     def __init__(self, address: Address, configuration: Mapping[str, Any], timeout: float) -> None:
         self.broken: Retry | Unavailable | None = None
         self.reports: list[tuple[Sent, KafkaError | None]] = []
-        self._address = address
         self._timeout = timeout
         self._loop = asyncio.get_running_loop()
         self._pid = os.getpid()
@@ -201,7 +199,7 @@ class KafkaProducer:
         try:
             self._producer: Producer | None = Producer({**configuration, **own})
         except KafkaException as error:
-            raise Unavailable(f"no producer: {text_of(error.args[0], address)}") from None
+            raise Unavailable(f"no producer: {text_of(error.args[0])}") from None
         self._timer = self._loop.call_later(SOON, self._look)
 
     @property
@@ -241,7 +239,7 @@ class KafkaProducer:
             if topic is None or missing is None:
                 return
             if self._loop.time() >= began + min(IN_THE_MAKING, self._timeout / 2):
-                raise classify(missing, topic, self._address)
+                raise classify(missing, topic)
             # The broker may still be creating it.
             await asyncio.sleep(A_LOOK / 5)
         raise self.broken or Unavailable("the sink is closed")

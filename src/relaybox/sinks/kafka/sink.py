@@ -21,7 +21,7 @@ from relaybox.core.outcome import Reject, Retry, Unavailable
 from relaybox.core.settings import Destination
 from relaybox.core.values import Duration, Parse, parse_duration, parse_size, wrong
 from relaybox.errors import ConfigError
-from relaybox.sinks.broker import Address, Messages, Template, key_of, one_of, parse_address, text
+from relaybox.sinks.broker import Messages, Template, key_of, one_of, parse_address, text
 from relaybox.sinks.kafka.producer import OF_A_BATCH, TOO_LARGE, Headers, KafkaProducer, classify
 from relaybox.sinks.sink import (
     AT_A_STRETCH,
@@ -195,7 +195,7 @@ class KafkaSink(Limited):
 
     async def send(self, deliveries: Sequence[Delivery], progress: Progress = REGARDLESS) -> Sequence[Answer]:
         """Return one answer for each delivery, in the same order."""
-        run = Run(deliveries, progress, self._settings.address)
+        run = Run(deliveries, progress)
         async with self._places:
             try:
                 while run.ready or run.under_way:
@@ -288,7 +288,7 @@ class KafkaSink(Limited):
         if error.code() in TOO_LARGE:
             limit = f"max_message = {self._settings.max_message} bytes"
             return Reject(f"the message is over {limit}; raise it, and the broker's limit with it")
-        return classify(error, topic, self._settings.address)
+        return classify(error, topic)
 
 
 def _headers(message: Envelope) -> Headers:
@@ -306,10 +306,9 @@ def _headers(message: Envelope) -> Headers:
 class Run:
     """The state of one send: messages that are ready, the number in progress, and the answers."""
 
-    def __init__(self, deliveries: Sequence[Delivery], progress: Progress, address: Address) -> None:
+    def __init__(self, deliveries: Sequence[Delivery], progress: Progress) -> None:
         self.deliveries = deliveries
         self.progress = progress
-        self.address = address
         self.answers: list[Answer] = [RELEASED] * len(deliveries)
         heads, self._following = runs(deliveries)
         self.ready = deque(heads)
@@ -373,7 +372,7 @@ class Sent:
         if error.code() in OF_A_BATCH and not self._alone:
             self._run.once_more(self._at)
         else:
-            self._run.landed(self._at, classify(error, self._topic, self._run.address))
+            self._run.landed(self._at, classify(error, self._topic))
 
     def landed(self, answer: Answer) -> None:
         """Record the answer of a message that arrived, or of one with an unknown fate."""

@@ -188,7 +188,7 @@ class NatsSink(OneByOne):
             raise Unavailable(f"JetStream is not enabled on {self._where}") from None
 
     def _explained(self, error: Exception) -> Unavailable:
-        reason = explain(error, self._address)
+        reason = explain(error)
         match error:
             case Broken() | Refused():
                 return Unavailable(f"{self._where}: {error}")

@@ -153,7 +153,7 @@ class RabbitMqSink(OneByOne):
         if link is None:
             return no_answer(self._where, seconds)
         if link.connection.blocked:
-            return Unavailable(f"{self._where} takes no messages: {self._clean(link.connection.blocked)}")
+            return Unavailable(f"{self._where} takes no messages: {clean(link.connection.blocked)}")
         if self._heard < began:
             # The broker was silent all that time: a new connection may work.
             self._shared.current = None
@@ -161,12 +161,12 @@ class RabbitMqSink(OneByOne):
         return Unavailable(f"{self._where} did not confirm it within {seconds:g}s")
 
     def _explained(self, error: Exception, message: Publication | None) -> Exception:
-        said = self._clean(str(error.args[-1] if error.args else error))
+        said = clean(str(error.args[-1] if error.args else error))
         match error:
             case aiormq.PublishError() if message is not None:
                 exchange = f"exchange {message.exchange!r}" if message.exchange else "the default exchange"
                 return Unavailable(
-                    f"{self._where} sent it back ({self._clean(error.args[0])}): no queue is bound to "
+                    f"{self._where} sent it back ({clean(error.args[0])}): no queue is bound to "
                     f"{exchange} for the routing key {message.routing_key!r}"
                 )
             case aiormq.DeliveryError():
@@ -189,10 +189,7 @@ class RabbitMqSink(OneByOne):
         what = (error.strerror if isinstance(error, socket.gaierror) else None) or str(error)
         # asyncio's text only repeats the address; the errno says what happened.
         what = re.sub(r"\[Errno (\d+)\] Connect call failed", lambda m: os.strerror(int(m[1])), what)
-        return unreachable(error, self._where, self._clean(what))
-
-    def _clean(self, said: str) -> str:
-        return clean(said, self._address.secrets)
+        return unreachable(error, self._where, clean(what))
 
 
 def _tls(options: Mapping[str, Any], destination: Destination, *, secure: bool) -> ssl.SSLContext | None:

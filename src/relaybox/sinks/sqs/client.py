@@ -284,7 +284,7 @@ def bad_credentials(error: Exception) -> bool:
 
 def answer_to(said: Said, name: str, queue: Queue) -> Retry | Reject | Unavailable:
     """Return the answer to the messages that an error is about."""
-    reason = clean(f"{said.code}: {said.message}" if said.message else said.code, queue.address.secrets)
+    reason = clean(f"{said.code}: {said.message}" if said.message else said.code)
     if said.missing:
         return Unavailable(f"there is no {queue.what.partition(' ')[2]} {name!r} in {queue.region}: {reason}")
     if "throttl" in said.code.lower() or said.kind in _BUSY or said.status == 429:
@@ -308,19 +308,19 @@ def explained(error: Exception, name: str, queue: Queue, timeout: float) -> Retr
         case TimeoutError() | exceptions.ConnectTimeoutError() | exceptions.ReadTimeoutError():
             return no_answer(where, timeout)
         case _ if isinstance(error, _NO_CREDENTIALS):
-            return Unavailable(f"no AWS credentials: {explain(error, queue.address)}")
+            return Unavailable(f"no AWS credentials: {explain(error)}")
         case exceptions.SSLError():
-            return Unreachable(f"TLS with {where} failed: {_cause(error, queue)}")
+            return Unreachable(f"TLS with {where} failed: {_cause(error)}")
         case exceptions.ProxyConnectionError():
-            return Unreachable(explain(error, queue.address))
+            return Unreachable(explain(error))
         case exceptions.EndpointConnectionError() if isinstance(
             error.kwargs.get("error"), ClientConnectorError
         ):
-            return Unreachable(f"cannot connect to {where}: {_cause(error, queue)}")
+            return Unreachable(f"cannot connect to {where}: {_cause(error)}")
         case exceptions.ConnectionClosedError() | exceptions.EndpointConnectionError():
             return Unavailable(f"{where} closed the connection before its answer was complete")
-    return Retry(explain(error, queue.address))
+    return Retry(explain(error))
 
 
-def _cause(error: exceptions.BotoCoreError, queue: Queue) -> str:
-    return clean(str(error.kwargs.get("error", error)), queue.address.secrets)
+def _cause(error: exceptions.BotoCoreError) -> str:
+    return clean(str(error.kwargs.get("error", error)))
