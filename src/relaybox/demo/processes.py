@@ -130,13 +130,22 @@ def last_line(log: Path) -> str:
 
 
 def end(process: subprocess.Popen[bytes], number: int) -> None:
-    """Ask a program to end, and kill it if it does not."""
+    """Ask a program to end, and kill it and all that it started if it does not."""
     process.send_signal(number)
     try:
         process.wait(STOP_SECONDS)
     except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+        kill_group(process)
+
+
+def kill_group(process: subprocess.Popen[bytes]) -> None:
+    """Kill a program that leads a group, and wait until its processes write to no directory any more."""
+    deadline = time.monotonic() + STOP_SECONDS
+    with suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.01)
 
 
 def free_ports(count: int) -> list[int]:
@@ -216,14 +225,8 @@ def _unprivileged() -> dict[str, Any]:
 
 def _give_up(initdb: subprocess.Popen[bytes]) -> None:
     """Kill initdb and its servers, which would go on writing to a directory that is being removed."""
-    if initdb.poll() is not None:
-        return
-    deadline = time.monotonic() + STOP_SECONDS
-    with suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.killpg(initdb.pid, signal.SIGKILL)
-            initdb.poll()
-            time.sleep(0.01)
+    if initdb.poll() is None:
+        kill_group(initdb)
 
 
 def _finish(initdb: subprocess.Popen[bytes], log: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -80,7 +79,7 @@ class Emitter:
         self._family = sa.make_url(live.settings.database).get_backend_name()
         self._tables = tables
         self._insert = tables.event.insert()
-        self._statements = functools.cache(self._make_statements)
+        self._statements: dict[Driver, Statements] = {}
         self.after_commit = AfterCommit(caller)
 
     def transaction(self, connection: Any) -> Transaction:
@@ -96,9 +95,10 @@ class Emitter:
         """
         way = channel(connection, self._insert)
         statements, alone = self._check(way, autocommit)
-        emissions = self._live.builder.build_all(calls, statements.dialect, many)
+        builder = self._live.builder
+        emissions = builder.build_all(calls, statements.dialect, many)
         emitted = way.run(write(emissions, statements, alone))
-        self.after_commit.call(emitted, way, alone, self._live.builder.handed_over)
+        self.after_commit.call(emitted, way, alone, builder.handed_over)
         return emitted
 
     async def awrite(
@@ -110,14 +110,15 @@ class Emitter:
             return written
         way = async_channel(connection)
         statements, alone = self._check(way, autocommit)
-        emissions = self._live.builder.build_all(calls, statements.dialect, many)
+        builder = self._live.builder
+        emissions = builder.build_all(calls, statements.dialect, many)
         emitted = await way.arun(write(emissions, statements, alone))
-        self.after_commit.call(emitted, way, alone, self._live.builder.handed_over)
+        self.after_commit.call(emitted, way, alone, builder.handed_over)
         return emitted
 
     def _check(self, way: Channel, autocommit: bool) -> tuple[Statements, bool]:
         """Return the statements for the connection, and True if what they write commits on its own."""
-        statements = self._statements(way.driver)
+        statements = self._statements.get(way.driver) or self._make_statements(way.driver)
         alone = way.check(autocommit)
         self._live.look()
         return statements, alone
@@ -128,4 +129,5 @@ class Emitter:
         if family != self._family:
             problem = f"this outbox is on {self._family}, the connection is {driver.name}"
             raise UnsupportedConnection(f"{problem}; pass a connection to the outbox's own database")
-        return Statements(self._tables, driver.dialect, driver.style)
+        made = Statements(self._tables, driver.dialect, driver.style)
+        return self._statements.setdefault(driver, made)

@@ -218,9 +218,9 @@ class Writer:
     """Writes to the table of one inbox."""
 
     def __init__(self, tables: Tables) -> None:
-        self._tables = tables
         self.insert = tables.inbox.insert()
-        self._statements = cache(self._make_statements)
+        # Not a method: the cache would keep this object alive until the garbage collector runs.
+        self._statements = cache(partial(_statements_of, tables))
 
     def write(self, connection: Any, work: Work[T]) -> T:
         """Write on a synchronous connection or session; raise ``EmitError`` if it cannot be used."""
@@ -298,5 +298,6 @@ class Writer:
         beneath = getattr(beneath, "sync_session", None) or getattr(beneath, "sync_connection", beneath)
         return None if beneath is None else beneath.get_transaction()
 
-    def _make_statements(self, driver: Driver) -> Statements:
-        return inbox_statements(self._tables, driver.dialect, driver.style)
+
+def _statements_of(tables: Tables, driver: Driver) -> Statements:
+    return inbox_statements(tables, driver.dialect, driver.style)

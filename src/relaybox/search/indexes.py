@@ -112,6 +112,8 @@ class Indexes:
             if len(self._seen) >= _KEPT:
                 self._seen.clear()
             self._seen[live] = now, building in present
+        else:
+            self._seen.pop(live, None)
         return live in present, building in present
 
     async def _make(self, index: str) -> None:

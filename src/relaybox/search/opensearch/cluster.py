@@ -29,12 +29,12 @@ class Index(Struct, gc=False):
     """A concrete index: its aliases with their options, and its settings."""
 
     aliases: dict[str, dict[str, Any]] = {}
-    settings: dict[str, dict[str, str]] = {}
+    settings: dict[str, dict[str, Any]] = {}
 
     @property
     def uuid(self) -> str:
         """Return the id that no later index of the same name has."""
-        return self.settings.get("index", {}).get("uuid", "")
+        return str(self.settings.get("index", {}).get("uuid", ""))
 
 
 class Cluster(Client):

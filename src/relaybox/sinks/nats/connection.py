@@ -100,7 +100,8 @@ class Connection:
             with suppress(Exception):
                 await self.client.close()
         if self._watcher is not None:
-            await self._watcher
+            # Awaited like this, it is neither cancelled with this call nor does it raise here.
+            await asyncio.wait([self._watcher])
 
     async def _answered(self, message: Msg) -> None:
         waiting = self._waiting.get(message.subject[len(self._inbox) :])

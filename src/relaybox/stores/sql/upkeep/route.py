@@ -1,4 +1,4 @@
-"""StoredEvent events, for ``relay/upkeep/route.py``."""
+"""Give events without a route to their destinations, for ``relay/upkeep/route.py``."""
 
 from __future__ import annotations
 
