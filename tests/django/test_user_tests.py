@@ -181,7 +181,7 @@ class MixinTests(OutboxTestMixin, TestCase):
         await self.outbox.aassert_emitted("order.placed", aggregate_id=1)
         await self.outbox.arefute_emitted("order.paid")
         self.assertEqual((await self.outbox.adrain()).delivered, 1)
-        with self.assertRaisesRegex(ConfigError, "await the version"):
+        with self.assertRaisesRegex(ConfigError, "await the method"):
             self.outbox.assert_emitted()
         with self.assertRaisesRegex(ConfigError, "adrain"):
             self.outbox.drain()

@@ -295,10 +295,10 @@ async def test_the_relay_only_adds_to_the_audit_and_prunes_all_but_it(
     assert isinstance(store, SqlStore)
     try:
         upkeep = SqlUpkeep(store)
-        await SqlLedger(store).note(Audit("ann", "login", {}))
-        term = await upkeep.lead("a relay", 60.0)
+        await SqlLedger(store).journal.note(Audit("ann", "login", {}))
+        term = await upkeep.members.lead("a relay", 60.0)
         assert term is not None
-        prune = Prune(upkeep, Agreement(upkeep, (), "me"), MonotonicClock(), go_on)
+        prune = Prune(upkeep.prune, Agreement(upkeep.reports, (), "me"), MonotonicClock(), go_on)
         caplog.set_level("INFO", "relaybox")
         rounds = [await prune(term) for _ in range(3)]
     finally:

@@ -172,7 +172,7 @@ ENDPOINTS: dict[str, tuple[Any, str, str]] = {
     "half a head": (says(b"HTTP/1.1 200 OK\r\nContent-"), "failed", "closed the connection"),
     "half a body": (says(b"HTTP/1.1 500 Oops\r\nContent-Length: 100\r\n\r\nhalf"), "failed", "500 Oops"),
     "endless head": (
-        says(b"HTTP/1.1 200 OK\r\n", b"x-more: %b\r\n" % (b"x" * 1000) + b"\r\n"),
+        says(b"HTTP/1.1 200 OK\r\n", b"x-more: " + b"x" * 1000 + b"\r\n"),
         "pending",
         "without end",
     ),

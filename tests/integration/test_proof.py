@@ -21,6 +21,7 @@ BESIDE = frozenset(
         "core.commands",
         "core.fingerprint",
         "core.imports",
+        "core.redact",
         "core.schemes",
         "core.settings",
         "core.text",

@@ -73,6 +73,6 @@ async def test_on_the_tables_of_the_first_version_a_relay_delivers_and_says_what
         async with outbox.relay():
             [message] = await await_for(said)
             await asyncio.wait_for(taken.get(), 60)
-    assert "older than this version needs" in message
+    assert "too old for this version" in message
     assert "run `relaybox migrate`" in message
     assert len(said()) == 1

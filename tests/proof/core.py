@@ -18,8 +18,8 @@ PACKAGE = ROOT / "src" / "relaybox"
 CORE = (
     "database", "emit", "relay", "sinks", "stores", "wire",
     "core/circuit.py", "core/clock.py", "core/event.py", "core/event_loop.py", "core/ordering.py",
-    "core/outcome.py", "core/routing.py", "core/rollout.py", "operate/open_relay.py", "operate/pace.py",
-    "receive/inbox.py", "receive/once_handler.py",
+    "core/outcome.py", "core/routing.py", "core/rollout.py", "core/scrub.py",
+    "operate/open_relay.py", "operate/pace.py", "receive/inbox.py", "receive/once_handler.py",
     "search/algolia", "search/meilisearch", "search/opensearch", "search/change.py", "search/engine.py",
     "search/http.py", "search/indexes.py", "search/sink.py",
 )  # fmt: skip

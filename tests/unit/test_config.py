@@ -388,6 +388,7 @@ def test_every_sink_of_the_list_is_taken_with_or_without_a_host(scheme: str) -> 
     ("settings", "message"),
     [
         ({"sink": "htps://h"}, "sink: 'htps' is not a known scheme; did you mean 'https'?"),
+        ({"sink": "hooks.example/a-secret"}, "sink has no known scheme; write a URL such as https://"),
         ({"sink": "zzz://h"}, "sink: 'zzz' is not a known scheme; known: algolia, amqp"),
         ({"sink": ""}, "sink = '': write a URL"),
         ({"sink": None}, "sink = None: write a URL"),

@@ -6,6 +6,7 @@ from base64 import b64encode
 from logging import LogRecord
 
 import pytest
+from yarl import URL
 
 from relaybox.cli.logs import JsonFormatter, TextFormatter
 from relaybox.core import scrub as scrubbing
@@ -14,6 +15,7 @@ from relaybox.core.settings import Destination
 from relaybox.core.values import Secret
 from relaybox.operate.observers.log import one_line
 from relaybox.sinks.broker import parse_address
+from relaybox.sinks.http.sink import read_credentials
 from relaybox.sinks.sink import clean, describe
 
 
@@ -74,3 +76,16 @@ def test_every_way_out_hides_it() -> None:
     ]
     assert ["the password ***" in text for text in texts] == [True] * 5
     assert not [text for text in texts if "hunter2" in text]
+
+
+def test_the_path_of_a_secret_url_is_hidden_when_a_receiver_echoes_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("HOOK", "https://hooks.example/services/T0/supersecretpath1234")
+    read_credentials(
+        Destination("hook", "env:HOOK"), URL("https://hooks.example/services/T0/supersecretpath1234")
+    )
+    assert scrub("404: Cannot POST /services/T0/supersecretpath1234") == "404: Cannot POST ***"
+    plain = Destination("plain", "https://hooks.example/events/anothersecretpath99")
+    read_credentials(plain, URL(plain.sink))
+    assert scrub("404: Cannot POST /events/anothersecretpath99") == "404: Cannot POST /events/***"

@@ -158,6 +158,8 @@ class Destination:
     @property
     def url(self) -> str:
         """Return the sink's URL, which ``sink`` may refer to: ``env:NAME`` or ``file:PATH``."""
+        if not is_reference(self.sink):
+            return self.sink
         return Secret(self.sink).reveal_for(f"destination {self.name!r}: sink")
 
     def __post_init__(self) -> None:
@@ -185,7 +187,11 @@ class Destination:
         if is_reference(self.sink):
             self._check_reference(setting)
         elif self.scheme not in SCHEMES:
-            scheme = self.sink.partition(":")[0]
+            scheme, colon, _ = self.sink.partition(":")
+            if not colon or not re.fullmatch(r"[A-Za-z][A-Za-z0-9+.-]*", scheme):
+                # Not shown: it may be a secret.
+                fix = "write a URL such as https://example.org/events"
+                raise ConfigError(f"{setting} has no known scheme; {fix}")
             raise ConfigError(f"{setting}: {scheme!r} is not a known scheme{did_you_mean(scheme, SCHEMES)}")
         if self.once and self.scheme != "handler":
             fix = "only functions can run once; other receivers need an inbox of their own"
@@ -228,7 +234,8 @@ class Destination:
 
     def check_secrets(self) -> None:
         """Raise ``ConfigError`` if a secret is missing in this process."""
-        secrets = {"sink": Secret(self.sink), "secret": self.secret, "auth": self.auth}
+        sink = Secret(self.sink) if is_reference(self.sink) else None
+        secrets = {"sink": sink, "secret": self.secret, "auth": self.auth}
         for setting, secret in secrets.items():
             if secret is not None:
                 secret.reveal_for(f"destination {self.name!r}: {setting}")

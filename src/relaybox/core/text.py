@@ -142,8 +142,8 @@ def compact(value: float) -> str:
 
 
 def plural(count: int, noun: str, more: str = "") -> str:
-    """Return a number with its noun: ``1 event``, ``2 deliveries``, ``10,000+ events``."""
-    several = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    """Return a number with its noun: ``1 event``, ``2 deliveries``, ``3 relays``, ``10,000+ events``."""
+    several = f"{noun[:-1]}ies" if noun[-1] == "y" and noun[-2] not in "aeo" else f"{noun}s"
     return f"1 {noun}" if count == 1 else f"{count:,}{more} {several}"
 
 

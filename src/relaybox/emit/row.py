@@ -207,10 +207,9 @@ def _headers(call: Call, limits: Limits) -> str:
     if isinstance(headers, dict):
         for name in headers:
             if isinstance(name, str) and name.lower().startswith(RESERVED):
-                problem = (
-                    f"the name {shorten(name)} is refused: {RESERVED}* are Relaybox's own; use another name"
-                )
-                raise PayloadError("headers", problem)
+                problem = f"the name {shorten(name)} is refused: {RESERVED}* are Relaybox's own"
+                fix = "pass only your own headers on, such as traceparent, or use another name"
+                raise PayloadError("headers", f"{problem}; {fix}")
         if call.tenant is not None:
             headers["tenant"] = text_field("tenant", call.tenant, 255)
         if context and "traceparent" not in headers:

@@ -176,7 +176,7 @@ async def test_on_tables_of_the_version_before_a_relay_keeps_to_what_it_knows(
         bench.execute(sa.text("ALTER TABLE hidden RENAME TO outbox_setting"))
     assert bench.ids() == set(stuck)
     assert bench.parked() == {stuck[1]}
-    assert "knows only of its own destinations" in caplog.text
+    assert "upkeep uses only its own" in caplog.text
 
 
 async def test_that_relays_differ_is_said_once_and_that_they_agree_again(

@@ -90,7 +90,7 @@ async def test_where_the_tables_are_older_it_says_so(bench: Bench) -> None:
     with bench.engine.begin() as connection:
         bench.tables.sample.drop(connection)
     try:
-        with pytest.raises(SchemaError, match="older than this version needs"):
+        with pytest.raises(SchemaError, match="too old for this version"):
             await samples.keep(term, MINUTE, [Sample("shop", 1, 2, 3.5)])
     finally:
         with bench.engine.begin() as connection:

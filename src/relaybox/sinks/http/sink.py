@@ -27,7 +27,7 @@ from relaybox.core.event import Delivery
 from relaybox.core.outcome import Retry, Unavailable, Unreachable
 from relaybox.core.scrub import conceal
 from relaybox.core.settings import Destination
-from relaybox.core.values import mask_url
+from relaybox.core.values import is_reference, mask_url
 from relaybox.errors import ConfigError
 from relaybox.sinks.broker import reveal
 from relaybox.sinks.deadline import Deadline, no_answer
@@ -40,6 +40,8 @@ from relaybox.wire.envelope import packer
 from relaybox.wire.signature import ID, SIGNATURE, TIMESTAMP, Key, parse_keys, sign
 
 _EXCERPT = 4096
+LONG_PART = 16
+"""Characters: so long a part of a URL's path may be a secret, and is hidden where it is echoed."""
 _ERRORS = (aiohttp.ClientError, HttpProcessingError, OSError, ValueError, asyncio.CancelledError)
 
 
@@ -253,6 +255,10 @@ def read_credentials(destination: Destination, url: URL) -> Credentials:
     # A receiver may echo what it was sent.
     conceal(headers.get("authorization", "").partition(" ")[2], url.password or "")
     conceal(url.raw_query_string, url.query_string, *url.query.values())
+    # The path of some webhooks is their secret.
+    conceal(*(part for part in url.parts if len(part) >= LONG_PART))
+    if is_reference(destination.sink):
+        conceal(url.raw_path, url.path)
     return Credentials(_keys(destination, signing), headers)
 
 
