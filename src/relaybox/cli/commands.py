@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 import typer
 from typer.core import TyperGroup
 
-from relaybox.cli import actions, config, database, doctor, events, search, secret, status, verify
+from relaybox.cli import actions, config, database, doctor, events, search, status, verify
 from relaybox.core.settings import ConfigWarning
 from relaybox.errors import RelayboxError
 
@@ -112,7 +112,7 @@ def make_app(group: type[Group], *, completion: bool) -> typer.Typer:
 def add_commands(app: typer.Typer) -> None:
     """Add the operator commands, which every command line has."""
     _add_group(app, "config", "Show or check the configuration.", show=config.show, check=config.check)
-    _add_group(app, "secret", "Make secrets.", new=secret.new)
+    _add_group(app, "secret", "Make secrets.", new=config.new_secret)
     for command in (
         *(status.status, events.why, events.failures),
         *(actions.retry, actions.replay, actions.discard, actions.move, actions.pause, actions.resume),

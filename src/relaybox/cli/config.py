@@ -1,12 +1,14 @@
-"""``relaybox init``, ``config show`` and ``config check``."""
+"""``relaybox init``, ``config show``, ``config check`` and ``secret new``."""
 
 from __future__ import annotations
 
 import json
 import os
 import warnings
+from base64 import b64encode
 from dataclasses import fields
 from pathlib import Path
+from secrets import token_bytes
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
 import typer
@@ -270,3 +272,8 @@ def _text(name: str, value: Any) -> str:
         case _ if callable(value):
             return f"{getattr(value, '__module__', '?')}.{getattr(value, '__qualname__', '?')}"
     return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def new_secret() -> None:
+    """Print a new secret that signs webhooks: 32 random bytes, as whsec_ and base64."""
+    typer.echo(f"whsec_{b64encode(token_bytes(32)).decode()}")
